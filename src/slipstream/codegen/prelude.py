@@ -9,6 +9,22 @@ compile time of a kernel.
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+
+@functools.lru_cache(maxsize=256)
+def threshold_and_scale(p: float) -> tuple[int, np.float32]:
+    """Return the number of 2^32 random values that drop an element, and the scale of the others.
+
+    At least one value retains the element. The scale is 1 / (1 - p) in float32, as in torch.
+    """
+    return min(round(p * 2.0**32), 2**32 - 1), np.float32(1) / np.float32(1.0 - p)
+
+
 PRELUDE = r"""
 #include <stdint.h>
 

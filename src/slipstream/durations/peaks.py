@@ -12,9 +12,9 @@ from typing import Any
 
 from slipstream.durations.durations import Durations, Question
 from slipstream.durations.movement import Moved
-from slipstream.durations.traffic import traffic
 from slipstream.durations.work import work
 from slipstream.graph import Call, TensorSpec
+from slipstream.graph.traffic import traffic
 
 _NEG = "aten::neg(Tensor self) -> Tensor"
 _MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"

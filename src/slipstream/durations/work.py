@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from slipstream.durations.traffic import traffic
 from slipstream.graph import Call, TensorSpec
+from slipstream.graph.traffic import traffic
 
 # Names in torch's table of operators with the same arithmetic.
 _KNOWN_AS = {

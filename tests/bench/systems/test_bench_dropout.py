@@ -1,4 +1,4 @@
-"""The masks pass tests of independence, and the tests notice masks that are not independent."""
+"""Masks pass tests of independence, which reject masks that are not independent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from slipstream.codegen.prelude import threshold_and_scale
-from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.dropout import reference
 from slipstream_bench.systems.dropout.bars import mask
 from slipstream_bench.systems.dropout.independence import (
@@ -34,18 +33,18 @@ def test_keep_rate(p: float) -> None:
 
 
 @EACH
-def test_dependence_is_noticed(name: str) -> None:
+def test_dependence_is_detected(name: str) -> None:
     rng = np.random.default_rng(0)
     mask = rng.random(ELEMENTS) >= 0.3
     assert TESTS[name](mask, 0.3) > 0.001, "numpy's own are independent"
-    # One element in thirty is what its neighbour is.
+    # One element in thirty equals its neighbour.
     copied = rng.random(ELEMENTS) < 1 / 30
     copied[0] = False
     mask[copied] = mask[np.flatnonzero(copied) - 1]
     assert TESTS[name](mask, 0.3) < 1e-6
 
 
-def test_too_few_rounds_are_noticed() -> None:
+def test_too_few_rounds_are_detected() -> None:
     threshold, _ = threshold_and_scale(0.5)
     for rounds, passes in ((2, False), (reference.ROUNDS, True)):
         kept = reference.retained_mask(1 << 18, (1, 2), threshold, rounds)
@@ -53,7 +52,7 @@ def test_too_few_rounds_are_noticed() -> None:
         assert (least > 1e-4) is passes
 
 
-def test_masks_of_different_seeds_are_not_alike() -> None:
+def test_masks_of_different_seeds_differ() -> None:
     masks = [mask(seed, 0.2, ELEMENTS) for seed in range(4)]
     pairs = [correlation_test(a, b) for i, a in enumerate(masks) for b in masks[:i]]
     assert min(pairs) * len(pairs) > 0.001

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from model_uses import gradients, process_group
-from slipstream.codegen import why_no_compiler
+from slipstream.codegen import rows_kernels, why_no_compiler
 from slipstream.errors import SlipstreamWarning
-from slipstream.techniques.fusion import autotune, backend, kernels
+from slipstream.techniques.fusion import autotune, backend
 from slipstream.techniques.fusion.backend import FusionBackend, explain, use_fused
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
@@ -106,18 +106,18 @@ def test_every_kernel_is_run_beside_its_operators_before_it_is_used() -> None:
     backend = FusionBackend(inductor=False)
     _compiled(Noisy(), backend)(torch.randn(800, 512, requires_grad=True)).sum().backward()
     for one in backend.passes:
-        assert not one.beside.wrong
-        assert 0 < max(one.beside.apart.values()) < 1e-5
+        assert not one.comparison.wrong
+        assert 0 < max(one.comparison.differences.values()) < 1e-5
 
 
 def test_kernels_with_other_numbers_are_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = kernels.source
+    whole = rows_kernels.source
     monkeypatch.setattr(
-        kernels, "source", lambda nests: whole(nests).replace("f_tanh(v", "f_erf(v")
+        rows_kernels, "source", lambda nests: whole(nests).replace("f_tanh(v", "f_erf(v")
     )
     backend = FusionBackend(inductor=False)
     _compiled(Noisy(), backend)(torch.randn(800, 512, requires_grad=True)).sum().backward()
-    assert "numbers are not those of its operators" in backend.reasons[0]
+    assert "results differ from those of its operators" in backend.reasons[0]
     forward, _ = backend.passes
     assert not forward.regions, "the backward pass has no tanh"
 
@@ -215,7 +215,7 @@ def test_a_piece_whose_kernels_fail_stays_plain(monkeypatch: pytest.MonkeyPatch)
     def fail(*ignored: Any) -> Any:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(autotune, "_in_turns", fail)
+    monkeypatch.setattr(autotune, "_time_ratios", fail)
     backend, model, x = FusionBackend(inductor=False), Gate(), torch.randn(800, 512)
     torch.testing.assert_close(_compiled(model, backend)(x), model(x))
     assert backend.reasons == ["its kernels fail: no such instruction"]
@@ -257,7 +257,7 @@ def _fastest(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
             step()
         return {candidate: 1.0 + (candidate == name) for candidate in steps}
 
-    monkeypatch.setattr(autotune, "_in_turns", gains)
+    monkeypatch.setattr(autotune, "_time_ratios", gains)
     monkeypatch.setattr(autotune.TracedPass, "faster", lambda self: [True] * self.regions)
 
 
@@ -308,7 +308,7 @@ def test_candidates_that_cannot_be_timed_leave_the_model_as_written(
     def fail(*ignored: Any) -> Any:
         raise RuntimeError("no clock")
 
-    monkeypatch.setattr(autotune, "_in_turns", fail)
+    monkeypatch.setattr(autotune, "_time_ratios", fail)
     call = torch.compile(Gate(), backend="slipstream_fusion", dynamic=False)
     x = torch.randn(800, 512, requires_grad=True)
     torch.testing.assert_close(call(x), Gate()(x))

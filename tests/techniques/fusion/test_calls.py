@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
+from slipstream.surgery.fx import lean
 from slipstream.techniques.fusion.backend import FusionBackend
-from slipstream.techniques.fusion.calls import lean
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from slipstream import codegen
+from slipstream.codegen import rows_kernels
 from slipstream.durations import microbenchmark
 from slipstream.graph import Call
-from slipstream.techniques.fusion import kernels
 from slipstream.techniques.fusion.recorded import recorded_regions
 
 
@@ -44,7 +44,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return codegen.load(source)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernels, "load", load)
+    monkeypatch.setattr(rows_kernels, "load", load)
     return sources
 
 

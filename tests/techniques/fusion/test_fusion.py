@@ -24,12 +24,12 @@ from slipstream.codegen import why_no_compiler
 from slipstream.durations import Answer
 from slipstream.graph import Call, Graph, StepPhase
 from slipstream.provenance import Provenance
+from slipstream.surgery.fx import stack_parts
 from slipstream.technique import Context, parse
 from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.fusion.backend import FusionBackend
 from slipstream.techniques.fusion.recorded import recorded_regions, region_of
 from slipstream.techniques.fusion.technique import _OVERHEAD_NS, Fusion
-from slipstream.techniques.fusion.traced import stack_parts
 from tiny_models import captured
 
 

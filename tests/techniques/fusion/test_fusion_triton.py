@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from torch import nn
 
 from slipstream import codegen
 from slipstream.codegen import CompileError, load_triton, why_no_compiler
+from slipstream.codegen.rows import UnsupportedError
+from slipstream.codegen.rows_kernels import row_kernels
 from slipstream.graph import Call, TensorSpec
 from slipstream.techniques.fusion.backend import FusionBackend
-from slipstream.techniques.fusion.kernels import Kernel, by_device, in_cpp
-from slipstream.techniques.fusion.loops import UnsupportedError
 from slipstream.techniques.fusion.lowering import Region, RegionOp, can_lower, lower
 from triton_children import run_tests
 
@@ -52,16 +52,11 @@ def test_kernels_on_a_device_are_torchs(require: Require) -> None:
 
 
 def regions_of(model: nn.Module, x: torch.Tensor) -> list[Region]:
-    """Those of a processor's passes."""
-    some: list[Region] = []
-
-    def make(regions: Sequence[Region]) -> list[Kernel]:
-        some.extend(regions)
-        return in_cpp(regions)
-
+    """Return the regions of the passes on a CPU."""
     torch._dynamo.reset()
-    both(model, x, FusionBackend(tuned=False, make=make))
-    return some
+    backend = FusionBackend(tuned=False)
+    both(model, x, backend)
+    return [region for traced in backend.passes for region in traced.planned.regions]
 
 
 def moved(step: RegionOp, device: str = "cuda", dtype: str = "float32") -> RegionOp:
@@ -98,7 +93,7 @@ def test_what_has_no_kernel_of_a_device_says_why() -> None:
     steps = [moved(step) for step in region.steps]
     with pytest.raises(UnsupportedError, match="20,000 columns"):
         lower(steps, region.makes)
-    with pytest.raises(UnsupportedError, match="two devices"):
+    with pytest.raises(UnsupportedError, match="on two devices"):
         lower([*region.steps, *steps], region.makes)
 
 
@@ -106,9 +101,8 @@ def test_what_has_no_kernel_of_a_device_says_why() -> None:
 def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     (region, *_) = regions_of(Layer(), torch.randn(4, 64, 64))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    on_device = replace(region, nest=replace(region.nest, device="cuda"))
     with pytest.raises(CompileError, match=r"slipstream\[triton\]"):
-        by_device([on_device])
+        row_kernels([replace(region.nest, device="cuda")])
     assert "not installed" in str(codegen.why_no_triton())
 
 

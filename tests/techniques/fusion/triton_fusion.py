@@ -11,13 +11,13 @@ from test_fusion import MAPS, PARTS, Layer, both
 from torch import nn
 from torch.nn import functional
 
-from slipstream.codegen import CompileError
+from slipstream.codegen import CompileError, rows_kernels, rows_triton
+from slipstream.codegen.prelude import threshold_and_scale
+from slipstream.codegen.rows import Nest
+from slipstream.codegen.rows_kernels import cpp_kernels, triton_kernels
 from slipstream.techniques.dropout import _triton as dropout
 from slipstream.techniques.dropout import kernels as door
-from slipstream.techniques.fusion import emit_triton, kernels
 from slipstream.techniques.fusion.backend import FusionBackend
-from slipstream.techniques.fusion.kernels import Kernel, in_cpp, in_triton
-from slipstream.techniques.fusion.loops import Nest
 from slipstream.techniques.fusion.lowering import Region
 
 
@@ -40,19 +40,14 @@ def _fresh() -> None:
 
 def untuned() -> FusionBackend:
     """Every region in Triton."""
-    return FusionBackend(tuned=False, make=in_triton)
+    return FusionBackend(tuned=False, make=triton_kernels)
 
 
 def regions_of(model: nn.Module, x: torch.Tensor) -> list[Region]:
-    """Those of its forward and backward pass."""
-    some: list[Region] = []
-
-    def make(regions: Sequence[Region]) -> list[Kernel]:
-        some.extend(regions)
-        return in_triton(regions)
-
-    both(model, x, FusionBackend(tuned=False, make=make))
-    return some
+    """Return the regions of the forward and backward pass."""
+    backend = untuned()
+    both(model, x, backend)
+    return [region for traced in backend.passes for region in traced.planned.regions]
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
@@ -104,7 +99,7 @@ def test_the_operator_on_a_device_is_that_of_a_processor(dtype: torch.dtype, cou
     # One element in 65,536 is decided by further bits: some of these are.
     x, seed = torch.randn(count).to(dtype), door.draw_seed()
     for p in (0.1, 0.5):
-        threshold, scale = door.threshold_and_scale(p)
+        threshold, scale = threshold_and_scale(p)
         factor = 1 / (1 - p) if dtype is torch.float64 else float(scale)
         assert torch.equal(dropout.drop(x, seed, threshold, factor), door.dropout(x, seed, p))
 
@@ -144,7 +139,7 @@ def test_sums_over_such_rows_too_stay_torchs_with_a_reason() -> None:
 
 
 def test_sums_over_rows_are_those_of_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emit_triton, "_SUMMING", 4)
+    monkeypatch.setattr(rows_triton, "_MAX_SUMMING_PROGRAMS", 4)
     # Each program has four or five tiles of four rows, the last one of two.
     plain, fused = both(nn.LayerNorm(400), torch.randn(70, 400), untuned())
     for ours, theirs in zip(fused, plain, strict=True):
@@ -182,7 +177,11 @@ def test_half_precision_is_the_same_rounded_once(dtype: str) -> None:
         half = converted(region, dtype)
         given = given_to(half)
         exact = [one.float() if one.is_floating_point() else one for one in given]
-        pairs = zip(in_triton([half])[0](*given), in_cpp([region])[0](*exact), strict=True)
+        pairs = zip(
+            triton_kernels([half.nest])[0](*given),
+            cpp_kernels([region.nest])[0](*exact),
+            strict=True,
+        )
         for ours, theirs in pairs:
             wide = theirs.to(ours.dtype).float()
             step = torch.finfo(ours.dtype).eps if ours.is_floating_point() else 0.0
@@ -203,28 +202,28 @@ FAULTS = {
 def test_a_corrupted_kernel_is_found_before_it_is_used(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, changed = kernels.triton_source, []
+    whole, changed = rows_kernels.triton_source, []
 
     def corrupted(nests: Sequence[Nest]) -> str:
         text = whole(nests).replace(*FAULTS[fault])
         changed.append(text != whole(nests))
         return text
 
-    monkeypatch.setattr(kernels, "triton_source", corrupted)
-    backend = FusionBackend(make=in_triton)
+    monkeypatch.setattr(rows_kernels, "triton_source", corrupted)
+    backend = FusionBackend(make=triton_kernels)
     plain, fused = both(
         Mapped(lambda x: torch.softmax(x * 3, -1) + 1), torch.randn(8, 20, 50), backend
     )
     for ours, theirs in zip(fused[:1], plain[:1], strict=True):
         assert torch.equal(ours, theirs)
     assert any(changed)
-    wanted = "f_nothing" if "compile" in fault else "numbers are not those of its operators"
+    wanted = "f_nothing" if "compile" in fault else "results differ from those of its operators"
     assert any(wanted in reason for reason in backend.reasons)
 
 
 def test_what_does_not_compile_is_an_error_with_its_words() -> None:
     (region,) = regions_of(Mapped(lambda x: torch.tanh(x) * 2), torch.randn(64, 64))[:1]
-    kernel = in_triton([region])[0]
+    kernel = triton_kernels([region.nest])[0]
     kernel._launch = None  # type: ignore[assignment]
     with pytest.raises(CompileError, match="NoneType"):
         kernel(*given_to(region))

@@ -1,6 +1,6 @@
-"""Regions of models in Triton, without a device: interpreted beside torch, compiled for sm_90.
+"""Regions of models in Triton, without a device: interpreted, and compiled for sm_90.
 
-Called in a process of its own: whether Triton interprets is decided when it is imported.
+Call these in a separate process: Triton decides on import whether it interprets.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.codegen.rows_kernels import triton_kernels
+from slipstream.codegen.rows_triton import tiling, triton_source
 from slipstream.techniques.fusion.backend import FusionBackend
-from slipstream.techniques.fusion.emit_triton import tiling, triton_source
-from slipstream.techniques.fusion.kernels import Kernel, in_cpp, in_triton
 from slipstream.techniques.fusion.lowering import Region
 from slipstream_bench.systems.fusion.workloads import WORKLOADS
 
@@ -26,61 +26,58 @@ _TYPES = {
 
 
 def workload(name: str, dtype: str) -> tuple[nn.Module, Tensor]:
-    """One of `WORKLOADS` in a precision, with its batch."""
+    """Return one of `WORKLOADS` in a precision, with its batch."""
     torch.manual_seed(0)
     model, x = WORKLOADS[name]()
     return model.to(getattr(torch, dtype)), x.to(getattr(torch, dtype))
 
 
 def apart(name: str, dtype: str) -> list[float]:
-    """Of each region of a workload: how far its kernel is from its operators, of their size."""
+    """Return the distance of each region's kernel from its operators, relative to their size."""
     model, x = workload(name, dtype)
-    backend = FusionBackend(tuned=False, make=in_triton)
+    backend = FusionBackend(tuned=False, make=triton_kernels)
     call = torch.compile(model, backend=backend, dynamic=False)
     _step(call, x)
-    for one in backend.passes:
-        one.compare()
+    for traced in backend.passes:
+        traced.compare()
     _step(call, x)
-    return [distance for one in backend.passes for distance in one.beside.apart.values()]
+    return [
+        distance for traced in backend.passes for distance in traced.comparison.differences.values()
+    ]
 
 
 def _step(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    made = call(x.detach().requires_grad_())
-    # At random: of a gradient that is nearly a row's mean, normalisation leaves but rounding.
-    drawn = torch.randn(made.shape, generator=torch.Generator().manual_seed(0))
-    made.backward(drawn.to(made.dtype))
+    output = call(x.detach().requires_grad_())
+    # Random: normalisation leaves only rounding of a gradient that is nearly its row's mean.
+    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    output.backward(gradient.to(output.dtype))
 
 
 def regions_of(model: nn.Module, x: Tensor) -> list[Region]:
-    """Those of its forward and backward pass."""
+    """Return the regions of a model's forward and backward pass."""
     torch._dynamo.reset()
-    some: list[Region] = []
-
-    def make(regions: Sequence[Region]) -> list[Kernel]:
-        some.extend(regions)
-        return in_cpp(regions)
-
-    _step(torch.compile(model, backend=FusionBackend(tuned=False, make=make), dynamic=False), x)
-    return some
+    backend = FusionBackend(tuned=False)
+    _step(torch.compile(model, backend=backend, dynamic=False), x)
+    return [region for traced in backend.passes for region in traced.planned.regions]
 
 
 def machine_code(regions: Sequence[Region], capability: int = 90) -> list[dict[str, Any]]:
-    """What each region's kernel needs, as `side_by_side.triton` tells it; or its ``trouble``."""
+    """Return resources of each region's kernel, as `side_by_side.triton` does, or ``trouble``."""
     from slipstream.techniques.side_by_side.triton import _child
 
     needs = []
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
-        source = triton_source([one.nest for one in regions])
+        source = triton_source([region.nest for region in regions])
         Path(folder, "regions.py").write_text(source, encoding="utf-8")
         for number, region in enumerate(regions):
             nest = region.nest
             sums = {store.output for store in nest.stores if store.column}
             real = "fp64" if nest.real == "double" else "fp32"
-            types = [_TYPES[one.dtype] for one in nest.inputs]
+            types = [_TYPES[tensor.dtype] for tensor in nest.inputs]
             types += [
-                real if n in sums else _TYPES[one.dtype] for n, one in enumerate(nest.outputs)
+                real if n in sums else _TYPES[tensor.dtype] for n, tensor in enumerate(nest.outputs)
             ]
-            arguments = [{"kind": "array", "type": one, "value": 16} for one in types]
+            arguments = [{"kind": "array", "type": name, "value": 16} for name in types]
             needs.append(_child.machine_code(
                 folder, "regions", f"region_{number}", arguments, capability,
                 tiling(nest).num_warps, 3, 0,
@@ -89,5 +86,5 @@ def machine_code(regions: Sequence[Region], capability: int = 90) -> list[dict[s
 
 
 def compiled(name: str, dtype: str) -> list[dict[str, Any]]:
-    """`machine_code` of the regions of a workload."""
+    """Return `machine_code` of the regions of a workload."""
     return machine_code(regions_of(*workload(name, dtype)))

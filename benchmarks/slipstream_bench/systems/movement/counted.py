@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.durations.traffic import traffic
 from slipstream.graph import Call, TensorSpec
+from slipstream.graph.traffic import traffic
 
 Index = tuple[int, ...]
 

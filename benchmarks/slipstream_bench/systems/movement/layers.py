@@ -12,8 +12,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn import functional
 
-from slipstream.durations.movement import Moved, Operation, analyze, find_regions
-from slipstream.techniques.fusion.traced import trace_of
+from slipstream.durations.movement import Moved, analyze, find_regions
+from slipstream.graph.operations import Operation
+from slipstream.surgery.fx.trace import trace_of
 
 _DROPPED = 0.1
 

@@ -10,11 +10,10 @@ them if the compiled library is missing.
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import torch
 
+from slipstream.codegen.prelude import threshold_and_scale
 from slipstream.errors import InvalidArgumentError, MissingExtraError
 from slipstream.native import InstructionSet, triton_module
 from slipstream.native.family import FLOAT, INT32, INT64, POINTER, UINT32, Family
@@ -33,15 +32,6 @@ def draw_seed(generator: torch.Generator | None = None) -> torch.Tensor:
     return torch.randint(
         -(2**63), 2**63 - 1, (2,), dtype=torch.int64, generator=generator, device="cpu"
     )
-
-
-@functools.lru_cache(maxsize=256)
-def threshold_and_scale(p: float) -> tuple[int, np.float32]:
-    """Return how many of 2^32 random numbers drop an element, and the factor of retained ones.
-
-    At least one number retains its element. The factor is 1 / (1 - p) in float32, as in torch.
-    """
-    return min(round(p * 2.0**32), _MAX_THRESHOLD), np.float32(1) / np.float32(1.0 - p)
 
 
 _FAMILY = Family("dropout", {

@@ -1,4 +1,4 @@
-"""The back end: torch.compile traces the user's model, its regions become kernels."""
+"""Back end for torch.compile that runs regions of the traced model as generated kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from torch.nn import functional
 
 from slipstream.capture import put_compiled
 from slipstream.codegen import CompileError, why_no_triton
+from slipstream.codegen.rows import UnsupportedError
+from slipstream.codegen.rows_kernels import row_kernels
 from slipstream.errors import SlipstreamWarning
+from slipstream.surgery.fx import CyclicReplacementError, stack_parts
 from slipstream.techniques.dropout.nn import SeededDropout
 from slipstream.techniques.fusion.autotune import (
     WRITTEN,
@@ -29,13 +32,9 @@ from slipstream.techniques.fusion.autotune import (
     failure,
     inductor,
 )
-from slipstream.techniques.fusion.kernels import by_device
-from slipstream.techniques.fusion.loops import UnsupportedError
-from slipstream.techniques.fusion.rewrite import plan
-from slipstream.techniques.fusion.traced import stack_parts
+from slipstream.techniques.fusion.plan import plan
 
-# Calls of a model with other shapes before kernels are timed for them: the last batch of an epoch
-# is not worth it.
+# Calls with new shapes before kernels are tuned for them: not for the last batch of an epoch.
 _CALLS_BEFORE_TUNING = 16
 _pieces: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 
@@ -43,11 +42,11 @@ _pieces: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 def seeded_dropout(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
-    """``functional.dropout``, its mask drawn again where needed."""
+    """``functional.dropout`` that draws its mask again when it needs it."""
     if not training or p == 0.0 or input.numel() == 0:
         return input
-    drawn = input.is_cpu or (input.is_cuda and why_no_triton() is None)
-    if not drawn or not input.is_floating_point() or p == 1.0:
+    supported = input.is_cpu or (input.is_cuda and why_no_triton() is None)
+    if not supported or not input.is_floating_point() or p == 1.0:
         return functional.dropout(input, p, training)
     seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=input.device)
     dropped: torch.Tensor = SeededDropout.apply(input.contiguous(), seed, p)
@@ -55,35 +54,35 @@ def seeded_dropout(
 
 
 def _compiled_before() -> bool:
-    """Whether torch.compile compiles code again that it has compiled, for other inputs."""
-    number = CompileContext.current_compile_id()
-    return number is not None and bool(number.frame_compile_id)
+    """Whether torch.compile recompiles code for other inputs."""
+    compile_id = CompileContext.current_compile_id()
+    return compile_id is not None and bool(compile_id.frame_compile_id)
 
 
 def _symbolic(inputs: Sequence[Any]) -> bool:
-    """Whether a size is known only when the graph is called."""
+    """Whether a size is symbolic."""
     sizes = (x.shape if isinstance(x, torch.Tensor) else (x,) for x in inputs)
     return any(isinstance(size, torch.SymInt) for shape in sizes for size in shape)
 
 
 class FusionBackend:
-    """What ``torch.compile(model, backend=...)`` calls with every graph it traces.
+    """Back end of ``torch.compile(model, backend=...)``, called with every traced graph.
 
     Args:
-        report: told of every graph that stays as it is, and why.
-        tuned: whether to run the kernels that a graph's first call is faster with, if any; all
-            kernels are run where False.
-        make: the kernels of regions; in C++ or Triton by where their tensors are.
+        report: called with a line for every graph that stays unchanged, and why.
+        tuned: whether the first call of a graph selects the kernels that make it faster; if False,
+            all kernels run.
+        make: makes the kernels of nests; by default for the device of their tensors.
         inductor: whether inductor's compilation of a graph is a candidate, too.
 
     Attributes:
-        passes: of every graph that was compiled, forward and backward.
-        pieces: of the model, each of which its first call chooses for.
+        passes: forward and backward passes of every compiled graph.
+        pieces: graphs of the model, each with its own choice.
     """
 
     def __init__(
         self, report: Callable[[str], None] = lambda line: None, tuned: bool = True,
-        make: Make = by_device, inductor: bool = True,
+        make: Make = row_kernels, inductor: bool = True,
     ) -> None:  # fmt: skip
         self.passes: list[TracedPass] = []
         self.pieces: list[Autotuned] = []
@@ -115,8 +114,8 @@ class FusionBackend:
                     fused.compare()
             run = boxed(traced) if fused is None else lambda tensors: fused.run(tensors)
 
-            def call(given: list[Any]) -> Any:
-                return run(given)
+            def call(arguments: list[Any]) -> Any:
+                return run(arguments)
 
             call._boxed_call = True  # type: ignore[attr-defined]
             return call
@@ -148,10 +147,10 @@ class FusionBackend:
     def _rival(
         self, plain: GraphModule, inputs: Sequence[Any], reasons: list[str]
     ) -> Callable[[Sequence[Any]], Any] | None:
-        """Inductor's compilation as `Autotuned` takes it.
+        """Return a function that compiles with inductor, for `Autotuned`.
 
-        It waits for the first call. With symbolic sizes it cannot wait: what it assumes about them
-        becomes guards only while torch.compile is tracing.
+        Compilation waits for the first call, except with symbolic sizes: inductor's assumptions
+        about them become guards only while torch.compile is tracing.
         """
         if not self._inductor:
             return None
@@ -169,38 +168,38 @@ class FusionBackend:
     ) -> TracedPass | None:
         """A traced pass with kernels, or None with one more reason."""
         if _symbolic(inputs):
-            reasons.append("kernels need sizes that are known before a call")
+            reasons.append("kernels need constant sizes")
             return None
         try:
             stack_parts(module)
             planned = plan(module)
             if not planned.regions:
-                reasons.append("no operators of it can share a kernel")
+                reasons.append("none of its operators can share a kernel")
                 return None
             self.passes.append(TracedPass(module, planned, self._make))
-        except (CompileError, UnsupportedError) as error:
+        except (CompileError, UnsupportedError, CyclicReplacementError) as error:
             reason = error.what if isinstance(error, CompileError) else str(error)
             reasons.append(reason)
-            self._report(f"a graph of {len(module.graph.nodes)} nodes stays as it is: {reason}")
+            self._report(f"a graph of {len(module.graph.nodes)} nodes stays unchanged: {reason}")
             return None
         return self.passes[-1]
 
 
 def use_fused(model: Any) -> None:
-    """Let every call of `model` go through torch.compile with this back end, while that is faster.
+    """Route calls of `model` through torch.compile with this back end, if that is faster.
 
-    If the first call chooses the model as written, later ones do without torch.compile, whose
-    guards and wrappers take up to 2 % of a step of 20 ms.
+    If the first call chooses the model as written, later ones bypass torch.compile, whose guards
+    and wrappers take up to 2 % of a step of 20 ms.
 
     Raises:
-        WorkloadError: it is compiled already.
+        WorkloadError: the model is already compiled.
     """
     backend = FusionBackend()
     put_compiled(model, backend=backend, dynamic=False)
     compiled = model._compiled_call_impl
 
-    def call(*given: Any, **named: Any) -> Any:
-        returned = compiled(*given, **named)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        returned = compiled(*args, **kwargs)
         if all(piece.choice == WRITTEN for piece in backend.pieces):
             model._compiled_call_impl = None
         return returned

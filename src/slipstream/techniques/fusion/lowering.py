@@ -1,4 +1,4 @@
-"""From operations of a region to a `Nest`: which dimensions are rows, and where tensors lie."""
+"""Lower the operators of a region to a `Nest`: choose rows and columns, and locate tensors."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from slipstream.durations.traffic import short_name
-from slipstream.graph import Call, TensorSpec
-from slipstream.techniques.fusion import operators
-from slipstream.techniques.fusion.emit_triton import tiling
-from slipstream.techniques.fusion.loops import (
+from slipstream.codegen.rows import (
     Access,
     Nest,
+    RowStatement,
     Shape,
-    Statement,
     Store,
     UnsupportedError,
     access,
@@ -24,30 +20,19 @@ from slipstream.techniques.fusion.loops import (
     cut,
     refinement,
 )
+from slipstream.codegen.rows_triton import tiling
+from slipstream.graph import Call, TensorSpec
+from slipstream.graph.traffic import short_name
+from slipstream.surgery.fx import Source
+from slipstream.techniques.fusion import operators
 
 _DTYPES = ("float32", "bfloat16", "float64", "bool", "uint8")
-# Triton reads and writes these, too.
+# Triton also supports float16.
 _DEVICE_DTYPES = (*_DTYPES, "float16")
 _DEVICES = ("cpu", "cuda")
 _REDUCTIONS = ("sum", "mean", "amax")
-_FEWEST_COLUMNS = 256
+_MIN_COLUMNS = 256
 DROPOUT, JOIN = "dropout", "cat"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where an input of an operator lies.
-
-    Attributes:
-        stands: whatever stands for the tensor in memory: the value itself, or a view of it.
-        spec: of that tensor.
-        start: elements between its first and the input's; None where that is not known, and the
-            tensor is the input itself.
-    """
-
-    stands: Any
-    spec: TensorSpec
-    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,8 +40,8 @@ class RegionOp:
     """An operator of a region.
 
     Attributes:
-        inputs, outputs: values, one for each tensor of the call.
-        sources: of each input.
+        inputs, outputs: a value per tensor of the call.
+        sources: a source per input.
     """
 
     call: Call
@@ -70,7 +55,7 @@ class RegionOp:
 
     @property
     def shape(self) -> Shape:
-        """Of its iteration space."""
+        """Shape of the iteration space."""
         tensors = [*self.call.outputs, *self.call.inputs]
         return max(tensors, key=lambda spec: spec.numel).shape
 
@@ -80,8 +65,8 @@ class Region:
     """Operators with their loops.
 
     Attributes:
-        reads: sources, one for each of the nest's inputs.
-        makes: values, one for each of its outputs.
+        reads: ``Source.value`` of each of the nest's inputs.
+        makes: the value of each of its outputs.
     """
 
     steps: tuple[RegionOp, ...]
@@ -91,10 +76,10 @@ class Region:
 
 
 def columns_of(step: RegionOp) -> int | None:
-    """How many columns an operator must have; None where any number will do.
+    """Return the number of columns that an operator requires; None if any number is possible.
 
     Raises:
-        UnsupportedError: it reduces what is neither the innermost dimensions nor all others.
+        UnsupportedError: it reduces neither the innermost dimensions nor all others.
     """
     call, name = step.call, step.name
     if name in ("native_layer_norm", "native_layer_norm_backward"):
@@ -120,21 +105,21 @@ def columns_of(step: RegionOp) -> int | None:
 
 
 def parts_of(step: RegionOp) -> int:
-    """How many equal parts of the innermost dimension an operator puts together.
+    """Return the number of equal parts that an operator concatenates along the innermost dimension.
 
     Raises:
-        UnsupportedError: parts differ, or lie along another dimension.
+        UnsupportedError: the parts differ in size, or it concatenates along another dimension.
     """
     shape, dim = step.call.outputs[0].shape, step.call.arguments[1]
     if not shape or dim % len(shape) != len(shape) - 1:
-        raise UnsupportedError("parts along an outer dimension")
+        raise UnsupportedError("a concatenation along an outer dimension")
     if len({spec.shape for spec in step.call.inputs}) != 1 or len(step.call.inputs) < 2:
-        raise UnsupportedError("parts of two sizes")
+        raise UnsupportedError("a concatenation of parts of different sizes")
     return len(step.call.inputs)
 
 
 def reduces_columns(step: RegionOp) -> bool:
-    """Whether an operator makes one number of each row."""
+    """Whether an operator reduces each row to a value."""
     if step.name not in _REDUCTIONS:
         return False
     return len(step.call.inputs[0].shape) - 1 in _reduced_dims(step.call)
@@ -155,9 +140,9 @@ def _dtypes(device: str) -> tuple[str, ...]:
 
 
 def can_lower(step: RegionOp) -> bool:
-    """Whether an operator may be a part of a nest, as far as it can be told alone."""
+    """Whether an operator may be part of a nest, judged by the operator alone."""
     tensors = (*step.call.inputs, *step.call.outputs)
-    if step.name not in (DROPOUT, JOIN, *_REDUCTIONS) and not operators.known(step.name):
+    if step.name not in (DROPOUT, JOIN, *_REDUCTIONS) and not operators.has_rule(step.name):
         return False
     if step.name == DROPOUT:
         tensors = (step.call.inputs[0], *step.call.outputs)
@@ -166,8 +151,8 @@ def can_lower(step: RegionOp) -> bool:
         return False
     if any(spec.dtype not in _dtypes(device) for spec in tensors):
         return False
-    # Of a half-precision input and float32 weights, torch's CPU kernel returns statistics in
-    # float32, which its fake kernel, and so the traced graph, gives the input's dtype.
+    # For a half-precision input and float32 weights, torch's CPU kernel returns statistics in
+    # float32, but its fake kernel, and so the traced graph, in the dtype of the input.
     norm = step.name.startswith("native_layer_norm") and device == "cpu"
     if norm and len({spec.dtype for spec in step.call.inputs}) > 1:
         return False
@@ -182,7 +167,7 @@ def can_lower(step: RegionOp) -> bool:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """A step whose values are numbered within its region: those of equal regions are equal."""
+    """A step with values numbered within its region, so that equal regions compare equal."""
 
     call: Call = field(compare=False)
     key: str
@@ -193,28 +178,28 @@ class _Numbered:
 
 
 def lower(steps: Sequence[RegionOp], makes: Sequence[int]) -> Region:
-    """The loops of a region.
+    """Lower a region to loops.
 
     Args:
-        makes: values that leave it.
+        makes: values that the region writes.
 
     Raises:
-        UnsupportedError: it has none of this form; `operation` says which of `steps` is at fault.
+        UnsupportedError: it cannot be lowered; `operation` is the index of the step responsible.
     """
     numbers: dict[Any, int] = {}
 
     def numbered(values: Iterable[Any]) -> tuple[int, ...]:
         return tuple(numbers.setdefault(value, len(numbers)) for value in values)
 
-    same = tuple(
+    renumbered = tuple(
         _Numbered(
             step.call, step.call.key, step.call.outputs, numbered(step.inputs),
             numbered(step.outputs),
-            tuple(Source(numbered([one.stands])[0], one.spec, one.start) for one in step.sources),
+            tuple(Source(numbered([s.value])[0], s.spec, s.start) for s in step.sources),
         )
         for step in steps
     )  # fmt: skip
-    lowered = _lowered(same, numbered(makes))
+    lowered = _lowered(renumbered, numbered(makes))
     if isinstance(lowered, UnsupportedError):
         raise UnsupportedError(str(lowered), lowered.operation)
     values = list(numbers)
@@ -223,18 +208,18 @@ def lower(steps: Sequence[RegionOp], makes: Sequence[int]) -> Region:
 
 
 @lru_cache(maxsize=4096)
-def _lowered(same: tuple[_Numbered, ...], makes: tuple[int, ...]) -> Region | UnsupportedError:
-    """A model's layers are alike, and so are a layer's regions in every combination looked at."""
-    steps = [RegionOp(one.call, one.inputs, one.outputs, one.sources) for one in same]
+def _lowered(numbered: tuple[_Numbered, ...], makes: tuple[int, ...]) -> Region | UnsupportedError:
+    """Lower a region, cached: the layers of a model have equal regions."""
+    steps = [RegionOp(step.call, step.inputs, step.outputs, step.sources) for step in numbered]
     try:
         return _lower(steps, makes)
     except UnsupportedError as error:
-        # What is kept is to keep no frames alive.
+        # A cached traceback would keep frames alive.
         return error.with_traceback(None)
 
 
 def _lower(steps: Sequence[RegionOp], makes: Sequence[int]) -> Region:
-    """What cannot be lowered with parts that are put together is lowered without."""
+    """Lower a region; if it has a concatenation and fails, blame that."""
     joins = [number for number, step in enumerate(steps) if step.name == JOIN]
     try:
         return _lower_in_parts(steps, makes, parts_of(steps[joins[0]]) if joins else 1)
@@ -245,15 +230,15 @@ def _lower(steps: Sequence[RegionOp], makes: Sequence[int]) -> Region:
 
 
 def _lower_in_parts(steps: Sequence[RegionOp], makes: Sequence[int], parts: int) -> Region:
-    wanted = None
+    required = None
     for number, step in enumerate(steps):
         columns = columns_of(step)
-        if columns is not None and wanted is not None and columns != wanted:
-            raise UnsupportedError(f"{columns} columns where others have {wanted}", number)
-        wanted = wanted if columns is None else columns
+        if columns is not None and required is not None and columns != required:
+            raise UnsupportedError(f"{columns} columns where others have {required}", number)
+        required = required if columns is None else columns
     size = max(math.prod(step.shape) for step in steps) // parts
     last: UnsupportedError | None = None
-    for columns in [wanted] if wanted else _candidates(steps, size):
+    for columns in [required] if required else _candidates(steps, size):
         if size % columns or columns < 2:
             continue
         try:
@@ -264,23 +249,23 @@ def _lower_in_parts(steps: Sequence[RegionOp], makes: Sequence[int], parts: int)
 
 
 def _candidates(steps: Sequence[RegionOp], size: int) -> list[int]:
-    """Numbers of columns, the best first: as few as fill vectors, so that there are many rows."""
+    """Return numbers of columns to try: the fewest that fill vectors first, to get many rows."""
     shapes = [step.shape for step in steps if math.prod(step.shape) == size]
     extents = refinement(shapes) or ()
     sizes, product = [], 1
     for extent in reversed(extents):
         product *= extent
         sizes.append(product)
-    enough = [one for one in sizes if one >= _FEWEST_COLUMNS]
-    return [*enough, *reversed([one for one in sizes if one < _FEWEST_COLUMNS])]
+    enough = [size for size in sizes if size >= _MIN_COLUMNS]
+    return [*enough, *reversed([size for size in sizes if size < _MIN_COLUMNS])]
 
 
 class _Builder:
-    """A region's nest, operator by operator.
+    """Builds the nest of a region, operator by operator.
 
-    Where operators put `parts` of rows together, the nest's columns are those of a part, and what
-    has all columns is a statement for each part: to take parts of it and to put them together is to
-    name them.
+    If operators concatenate `parts` of rows, the columns of the nest are those of a part, and a
+    tensor with all columns is a statement per part. Splitting and concatenating then only select
+    statements.
     """
 
     def __init__(self, steps: Sequence[RegionOp], rows: int, columns: int, parts: int) -> None:
@@ -289,59 +274,59 @@ class _Builder:
         double = any(spec.dtype == "float64" for spec in tensors)
         device = steps[0].call.outputs[0].device
         if any(spec.device != device for spec in tensors):
-            raise UnsupportedError("tensors of two devices")
+            raise UnsupportedError("tensors on two devices")
         self.nest = Nest(rows, columns, "double" if double else "float", device)
         self._extents, self._inner = self._cut_extents()
         self._statements: dict[int, tuple[int, ...]] = {}
         self._columns: dict[int, int] = {}
-        self._made: dict[int, TensorSpec] = {}
+        self._specs: dict[int, TensorSpec] = {}
         self._external: dict[tuple[Any, int, tuple[int, ...]], int] = {}
         self._reads: list[Any] = []
 
     def _in_parts(self, shape: Shape) -> bool:
-        """Whether a tensor of a shape has all columns, where a part has fewer.
+        """Whether a tensor of a shape has the columns of all parts.
 
         Raises:
-            UnsupportedError: it has, and no part is some of its innermost dimension.
+            UnsupportedError: it has, but not along its innermost dimension.
         """
-        whole = self.nest.columns * self._parts
-        if self._parts == 1 or math.prod(shape) != self.nest.rows * whole:
+        columns = self.nest.columns * self._parts
+        if self._parts == 1 or math.prod(shape) != self.nest.rows * columns:
             return False
-        if shape[-1] != whole:
-            raise UnsupportedError("parts of what has other columns")
+        if shape[-1] != columns:
+            raise UnsupportedError("parts of a tensor with other columns")
         return True
 
     def _part(self, shape: Shape) -> Shape:
-        """Of one part, where a tensor of a shape has several."""
+        """Return the shape of a part if the shape has several, else the shape."""
         return (*shape[:-1], self.nest.columns) if self._in_parts(shape) else shape
 
     def _cut_extents(self) -> tuple[tuple[int, ...], int]:
-        """The finest dimensions, and how many of the last are columns."""
+        """Return the finest common dimensions, and how many of the last are columns."""
         rows, columns = self.nest.rows, self.nest.columns
         shapes: list[Shape] = [(rows, columns)]
         for step in self._steps:
-            for whole in (step.shape, *(spec.shape for spec in step.call.outputs)):
-                shape = self._part(whole)
+            for full in (step.shape, *(spec.shape for spec in step.call.outputs)):
+                shape = self._part(full)
                 if math.prod(shape) == rows * columns:
                     shapes.append(shape)
                 elif math.prod(shape) == rows:
                     shapes.append((*(e for e in shape if e != 1), columns))
         extents = refinement(shapes)
         if extents is None:
-            raise UnsupportedError("shapes that have no common dimensions")
+            raise UnsupportedError("shapes without common dimensions")
         inner, product = 0, 1
         while product < columns:
             inner += 1
             product *= extents[-inner]
         return extents, inner
 
-    def _strides(self, spec: TensorSpec, whole: Shape) -> tuple[list[int], int]:
-        """Strides over the finest dimensions of a tensor in an operator of a shape.
+    def _strides(self, spec: TensorSpec, full: Shape) -> tuple[list[int], int]:
+        """Return a tensor's strides over the finest dimensions, in an operator of shape `full`.
 
-        Also how many elements lie between its parts, where the operator has several.
+        Also return the distance between its parts in elements, or 0.
         """
-        strides, shape = broadcast(spec, whole), self._part(whole)
-        between = strides[-1] * self.nest.columns if self._in_parts(whole) else 0
+        strides, shape = broadcast(spec, full), self._part(full)
+        between = strides[-1] * self.nest.columns if self._in_parts(full) else 0
         size = math.prod(shape)
         outer = self._extents[: len(self._extents) - self._inner]
         if size == self.nest.rows * self.nest.columns:
@@ -353,7 +338,7 @@ class _Builder:
         elif size == 1:
             cut_strides = [0] * len(self._extents)
         else:
-            raise UnsupportedError(f"{shape} is neither all rows and columns nor all rows")
+            raise UnsupportedError(f"{shape} matches neither rows and columns nor rows")
         return cut_strides, between
 
     def build(self, makes: Sequence[int]) -> Region:
@@ -376,25 +361,25 @@ class _Builder:
             results: Sequence[Any] = [(self._dropout(step, shape),)]
         elif step.name == JOIN:
             parts = zip(step.inputs, call.inputs, step.sources, strict=True)
-            joined = [self._operand(*one, one[1].shape) for one in parts]
+            joined = [self._operand(*part, part[1].shape) for part in parts]
             results = [tuple(numbers[0] for numbers in joined)]
         else:
             tensors = iter(zip(step.inputs, call.inputs, step.sources, strict=True))
-            arguments = [self._argument(one, tensors, shape) for one in call.arguments]
+            arguments = [self._argument(value, tensors, shape) for value in call.arguments]
             count = self._parts if self._in_parts(shape) else 1
             if step.name in _REDUCTIONS and count > 1:
                 raise UnsupportedError("a sum of parts")
-            each = [self._lowered(step, _of_part(arguments, part)) for part in range(count)]
+            by_part = [self._lowered(step, _of_part(arguments, part)) for part in range(count)]
             results = [
-                one[0] if isinstance(one[0], operators.Column) else one
-                for one in zip(*each, strict=True) if one[0] is not None
+                output[0] if isinstance(output[0], operators.Column) else output
+                for output in zip(*by_part, strict=True) if output[0] is not None
             ]  # fmt: skip
         for value, spec, lowered in zip(step.outputs, call.outputs, results, strict=False):
             if isinstance(lowered, operators.Column):
                 self._columns[value] = lowered.value
             else:
                 self._statements[value] = lowered
-            self._made[value] = spec
+            self._specs[value] = spec
 
     def _lowered(self, step: RegionOp, arguments: Sequence[Any]) -> operators.Result:
         if step.name in _REDUCTIONS:
@@ -403,26 +388,24 @@ class _Builder:
         return operators.lower(self.nest, step.name, arguments)
 
     def _is_outer(self, call: Call) -> bool:
-        kept = call.inputs[0].numel // max(math.prod(
-            call.inputs[0].shape[dim] for dim in _reduced_dims(call)
-        ), 1)  # fmt: skip
-        return kept == self.nest.columns
+        reduced = math.prod(call.inputs[0].shape[dim] for dim in _reduced_dims(call))
+        return call.inputs[0].numel // max(reduced, 1) == self.nest.columns
 
     def _argument(
         self, value: Any, tensors: Iterator[tuple[int, TensorSpec, Source]], shape: Shape
     ) -> Any:
         if isinstance(value, TensorSpec):
             return _Parts(self._operand(*next(tensors), shape))
-        if isinstance(value, tuple) and any(isinstance(one, TensorSpec) for one in value):
-            raise UnsupportedError("an operator of a list of tensors")
+        if isinstance(value, tuple) and any(isinstance(item, TensorSpec) for item in value):
+            raise UnsupportedError("an operator on a list of tensors")
         return value
 
     def _operand(
         self, value: int, spec: TensorSpec, source: Source, shape: Shape
     ) -> tuple[int, ...]:
-        """The statements of a tensor as an operator of `shape` sees it, one for each part."""
+        """Return the statements of an operand of an operator of `shape`, one per part."""
         if value in self._columns:
-            raise UnsupportedError("a sum over rows is used with rows")
+            raise UnsupportedError("a sum over rows is used within the rows")
         broad = shape
         if math.prod(spec.shape) > math.prod(shape):
             broad = spec.shape
@@ -432,76 +415,76 @@ class _Builder:
         if value not in self._statements:
             return tuple(self._load(source, spec, strides, n * between) for n in range(count))
         numbers = self._statements[value]
-        stored = self._made[value]
+        stored = self._specs[value]
         extent = self.nest.statements[numbers[0]].extent
         stored_strides, stored_between = self._strides(stored, stored.shape)
         if extent == "row" and math.prod(stored.shape) == self.nest.rows * self.nest.columns:
             return numbers
         if stored_strides != strides and extent != "one":
-            raise UnsupportedError("what is made here is read in another order")
+            raise UnsupportedError("a value of the region is read in another order")
         if len(numbers) > count and math.prod(spec.shape) < math.prod(stored.shape):
             if source.start is None or source.start % stored_between:
-                raise UnsupportedError("a part that is not told")
+                raise UnsupportedError("a part at an unknown offset")
             return (numbers[source.start // stored_between],)
         return numbers
 
     def _aligned(self, spec: TensorSpec, shape: Shape) -> Shape:
-        """The operator's shape where the operand is broadcast to it, else the operand's own."""
+        """Return the operator's shape if the operand is broadcast to it, else the operand's."""
         return shape if len(spec.shape) <= len(shape) else spec.shape
 
-    def _load(self, source: Source, spec: TensorSpec, strides: list[int], beyond: int) -> int:
+    def _load(self, source: Source, spec: TensorSpec, strides: list[int], offset: int) -> int:
         if spec.dtype not in _dtypes(self.nest.device):
-            raise UnsupportedError(f"numbers of {spec.dtype}")
-        start = (source.start or 0) + beyond
-        key = source.stands, start, tuple(strides)
+            raise UnsupportedError(f"elements of {spec.dtype}")
+        start = (source.start or 0) + offset
+        key = source.value, start, tuple(strides)
         if key not in self._external:
             place = access(strides, self._extents, self._inner, start)
             if place is None:
-                raise UnsupportedError("columns that do not lie at one distance")
+                raise UnsupportedError("columns without a constant stride")
             self.nest.inputs.append(source.spec)
             self.nest.reads.append(place)
-            self._reads.append(source.stands)
+            self._reads.append(source.value)
             number = len(self.nest.inputs) - 1
             extent = "full" if place.column else "row" if any(s for _, s in place.rows) else "one"
-            self._external[key] = self.nest._put(Statement("load", (), extent, 0, number))  # type: ignore[arg-type]
+            self._external[key] = self.nest.put(RowStatement("load", (), extent, 0, number))  # type: ignore[arg-type]
         return self._external[key]
 
     def _dropout(self, step: RegionOp, shape: Shape) -> int:
-        """A product with factors drawn from the seed; elements are numbered as in memory."""
+        """Multiply by factors drawn from the seed; elements are numbered in memory order."""
         if self._parts > 1:
             raise UnsupportedError("dropout of parts")
         (x,) = self._operand(step.inputs[0], step.call.inputs[0], step.sources[0], shape)
         contiguous = _contiguous(shape)
         if self.nest.statements[x].extent != "full":
-            raise UnsupportedError("dropout of what is the same in a whole row")
+            raise UnsupportedError("dropout of a value that is constant within a row")
         if cut(shape, contiguous, self._extents) != cut(
             (self.nest.rows, self.nest.columns), (self.nest.columns, 1), self._extents
         ):
-            raise UnsupportedError("dropout in another order than that of memory")
+            raise UnsupportedError("dropout in another order than that in memory")
         self.nest.inputs.append(step.sources[1].spec)
         self.nest.reads.append(Access((), 1, step.sources[1].start or 0))
-        self._reads.append(step.sources[1].stands)
+        self._reads.append(step.sources[1].value)
         p = float(step.call.arguments[2])
-        drawn = self.nest._put(Statement(f"draw {p!r}", (), "full", 0, len(self.nest.inputs) - 1))
+        drawn = self.nest.put(RowStatement(f"draw {p!r}", (), "full", 0, len(self.nest.inputs) - 1))
         return self.nest.add("keep({0}, {1})", x, drawn)
 
     def _store(self, value: int) -> list[Store]:
-        spec = self._made[value]
+        spec = self._specs[value]
         if spec.dtype not in _dtypes(self.nest.device):
-            raise UnsupportedError(f"numbers of {spec.dtype}")
+            raise UnsupportedError(f"elements of {spec.dtype}")
         if spec.dtype == "uint8":
             raise UnsupportedError("integers as results")
         number = len(self.nest.outputs)
         self.nest.outputs.append(spec)
         if value in self._columns:
             if spec.numel != self.nest.columns or not _dense(spec):
-                raise UnsupportedError("a sum over rows that is not dense")
+                raise UnsupportedError("a sum over rows with a layout that is not dense")
             self.nest.writes.append(Access((), 1))
             return [Store(self._columns[value], number, column=True)]
         strides, between = self._strides(spec, spec.shape)
         place = access(strides, self._extents, self._inner)
         if place is None:
-            raise UnsupportedError("results whose columns do not lie at one distance")
+            raise UnsupportedError("results with columns without a constant stride")
         self.nest.writes.append(place)
         return [
             Store(statement, number, start=n * between)
@@ -511,16 +494,16 @@ class _Builder:
 
 @dataclass(frozen=True)
 class _Parts:
-    """A tensor argument: a statement for each of its parts, or one for all."""
+    """A tensor argument: a statement per part, or a single one for all parts."""
 
     statements: tuple[int, ...]
 
 
 def _of_part(arguments: Sequence[Any], part: int) -> list[Any]:
     return [
-        operators.Tensor(one.statements[min(part, len(one.statements) - 1)])
-        if isinstance(one, _Parts) else one
-        for one in arguments
+        operators.Tensor(argument.statements[min(part, len(argument.statements) - 1)])
+        if isinstance(argument, _Parts) else argument
+        for argument in arguments
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""What torch's operators are in statements of a `Nest`: one function for each.
+"""Rules that write torch's operators as statements of a `Nest`.
 
-A function is given the nest and the operator's arguments, tensors as numbers of statements, and
-returns a number for each of its outputs: of a value, or of a `Column`, summed over all rows.
+A rule takes the nest and the operator's arguments, with tensors as indices of statements. For each
+output it returns the index of a statement, or a `Column`, a sum over all rows.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.techniques.fusion.loops import Nest, UnsupportedError
+from slipstream.codegen.rows import Nest, UnsupportedError
 
 
 @dataclass(frozen=True)
 class Column:
-    """A sum over all rows of a value."""
+    """The sum of a value over all rows."""
 
     value: int
 
@@ -35,12 +35,12 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def _number(nest: Nest, value: Any) -> int:
-    """A statement: a tensor's is there, a scalar becomes a constant."""
+    """Return the statement of a tensor, or add a constant for a scalar."""
     if isinstance(value, Tensor):
         return value.statement
     if isinstance(value, (bool, int, float)):
         return nest.constant(float(value))
-    raise UnsupportedError(f"{value!r} is no number")
+    raise UnsupportedError(f"{value!r} is not a number")
 
 
 @dataclass(frozen=True)
@@ -75,30 +75,27 @@ _MAPS = {
     "native_dropout_backward": "{0} * {1} * {2}",
 }  # fmt: skip
 _TANH_SCALE = math.sqrt(2 / math.pi)
-_TAKES = {
-    code_name: 1 + max(n for n in range(3) if f"{{{n}}}" in code)
-    for code_name, code in _MAPS.items()
-}
+_ARITY = {name: 1 + max(n for n in range(3) if f"{{{n}}}" in code) for name, code in _MAPS.items()}
 
 
 def lower(nest: Nest, name: str, arguments: Sequence[Any]) -> Result:
-    """Statements of one operator.
+    """Add the statements of an operator, and return those of its outputs.
 
     Raises:
-        UnsupportedError: there is no rule for it, or not with these arguments.
+        UnsupportedError: there is no rule for the operator, or not with these arguments.
     """
     if name in RULES:
         return RULES[name](nest, *arguments)
     if name in _MAPS:
-        taken = [_number(nest, one) for one in arguments[: _TAKES[name]]]
+        operands = [_number(nest, value) for value in arguments[: _ARITY[name]]]
         if name == "div" and len(arguments) > 2 and arguments[2] is not None:
-            raise UnsupportedError("a division that rounds")
-        return [nest.add(_MAPS[name], *taken)]
-    raise UnsupportedError(f"there are no loops for {name}")
+            raise UnsupportedError("a division with rounding")
+        return [nest.add(_MAPS[name], *operands)]
+    raise UnsupportedError(f"no rule for {name}")
 
 
-def known(name: str) -> bool:
-    """Whether there is a rule for an operator."""
+def has_rule(name: str) -> bool:
+    """Whether an operator has a rule."""
     return name in RULES or name in _MAPS
 
 
@@ -116,8 +113,8 @@ RULES["rsub"] = lambda nest, a, b, alpha=1: _add(nest, b, a, alpha, sign="-")
 
 @_rule("addcmul")
 def _addcmul(nest: Nest, x: Any, a: Any, b: Any, value: float = 1) -> Result:
-    parts = [_number(nest, one) for one in (x, a, b, value)]
-    return [nest.add("{0} + {3} * {1} * {2}", *parts)]
+    operands = [_number(nest, operand) for operand in (x, a, b, value)]
+    return [nest.add("{0} + {3} * {1} * {2}", *operands)]
 
 
 @_rule("full_like", "zeros_like", "ones_like")
@@ -155,7 +152,7 @@ def _tanh_argument(nest: Nest, x: int) -> int:
 
 
 def _normal_share(nest: Nest, x: int) -> int:
-    """The normal distribution's cumulative function."""
+    """Add the cumulative distribution function of the normal distribution."""
     root = math.sqrt(0.5)
     return nest.add(f"real(0.5) * (real(1.0) + f_erf({{0}} * real({root!r})))", x)
 
@@ -164,11 +161,11 @@ def _normal_share(nest: Nest, x: int) -> int:
 def _gelu_backward(nest: Nest, gradient: Any, x: Any, approximate: str = "none") -> Result:
     g, value = _number(nest, gradient), _number(nest, x)
     if approximate == "tanh":
-        bent = nest.add("f_tanh({0})", _tanh_argument(nest, value))
+        tanh = nest.add("f_tanh({0})", _tanh_argument(nest, value))
         inner = nest.add("real(1.0) + real(0.134145) * {0} * {0}", value)
         slope = nest.add(
             "real(0.5) * (real(1.0) + {1} + {0} * (real(1.0) - {1} * {1}) * {3} * {2})",
-            value, bent, inner, nest.constant(_TANH_SCALE),
+            value, tanh, inner, nest.constant(_TANH_SCALE),
         )  # fmt: skip
         return [nest.add("{0} * {1}", g, slope)]
     phi = _normal_share(nest, value)
@@ -236,34 +233,34 @@ def _layer_norm(nest: Nest, x: Any, shape: Any, weight: Any, bias: Any, eps: flo
 @_rule("native_layer_norm_backward")
 def _layer_norm_backward(
     nest: Nest, gradient: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any,
-    wanted: Sequence[bool],
+    output_mask: Sequence[bool],
 ) -> Result:  # fmt: skip
     g, value = _number(nest, gradient), _number(nest, x)
     scale = _number(nest, rstd)
     hat = nest.add("({0} - {1}) * {2}", value, _number(nest, mean), scale)
     gradients: list[int | Column | None] = [None, None, None]
-    if wanted[0]:
+    if output_mask[0]:
         scaled = g if weight is None else nest.add("{0} * {1}", g, _number(nest, weight))
         first = _mean(nest, scaled)
         second = _mean(nest, nest.add("{0} * {1}", scaled, hat))
         gradients[0] = nest.add("{0} * ({1} - {2} - {3} * {4})", scale, scaled, first, hat, second)
-    if wanted[1]:
+    if output_mask[1]:
         gradients[1] = Column(nest.add("{0} * {1}", g, hat))
-    if wanted[2]:
+    if output_mask[2]:
         gradients[2] = Column(g)
     return gradients
 
 
 @_rule("sum", "mean", "amax")
 def _reduced(nest: Nest, *arguments: Any) -> Result:
-    raise AssertionError("reductions are lowered by what they reduce")
+    raise AssertionError("`reduced` lowers reductions")
 
 
 def reduced(nest: Nest, name: str, x: Tensor, over_rows: bool) -> Result:
-    """A reduction over all columns, or over all rows.
+    """Add a reduction over all columns, or over all rows.
 
     Raises:
-        UnsupportedError: it is no sum over rows.
+        UnsupportedError: a reduction over rows is not a sum or mean.
     """
     value = x.statement
     if over_rows:
@@ -280,7 +277,7 @@ def reduced(nest: Nest, name: str, x: Tensor, over_rows: bool) -> Result:
 
 
 def _amax(nest: Nest, value: int) -> int:
-    """The maximum, or NaN where there is one: loops compare, and a comparison drops it."""
-    bad = nest.reduce("sum", nest.add("f_where({0} == {0}, real(0.0), real(1.0))", value))
+    """Add a maximum that is NaN if any element is; comparisons alone would drop NaN."""
+    nans = nest.reduce("sum", nest.add("f_where({0} == {0}, real(0.0), real(1.0))", value))
     largest = nest.reduce("max", value)
-    return nest.add("f_where({0} > 0, {1}, {2})", bad, nest.constant(math.nan), largest)
+    return nest.add("f_where({0} > 0, {1}, {2})", nans, nest.constant(math.nan), largest)

@@ -1,7 +1,7 @@
-"""Regions of a recorded step: what would be fused, and what to ask its duration by.
+"""Regions of a recorded step, and the calls that their kernels are timed by.
 
-Dropout is recorded as it runs, as a draw, a division and a multiplication by what was drawn; in a
-region it is the one operator that draws from a seed.
+A recorded dropout consists of a draw, a division and a multiplication. In a region it is a single
+operator that draws from a seed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from slipstream.durations.movement import Operation, operations_of
-from slipstream.durations.traffic import short_name, traffic
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.graph.call import decode, encode
 from slipstream.graph.graph import kept
-from slipstream.techniques.fusion.lowering import DROPOUT, Region, RegionOp, Source, lower
+from slipstream.graph.operations import Operation, operations_of
+from slipstream.graph.traffic import short_name, traffic
+from slipstream.surgery.fx import Source
+from slipstream.techniques.fusion.lowering import DROPOUT, Region, RegionOp, lower
 from slipstream.techniques.fusion.regions import Found, find
 
 if TYPE_CHECKING:
-    from slipstream.techniques.fusion.kernels import Kernel
+    from slipstream.codegen.rows_kernels import RowKernel
 
 _DROPOUT = "slipstream::dropout(Tensor x, Tensor seed, float p) -> Tensor"
 _FUSED = "slipstream::fused(str steps, Tensor[] read) -> Tensor[]"
@@ -31,12 +32,11 @@ _PARTS = (StepPhase.FORWARD, StepPhase.BACKWARD)
 
 @dataclass(frozen=True)
 class RecordedRegion:
-    """Tasks that would be one kernel.
+    """Tasks that a single kernel would replace.
 
     Attributes:
-        tasks: in order; with those that only draw a mask.
-        call: of the kernel: what its duration is asked by.
-        storages: of the call's tensors, -1 where unknown.
+        tasks: in order, including those that only draw a mask.
+        call: the call of the kernel, which timings are requested by.
     """
 
     tasks: tuple[int, ...]
@@ -45,14 +45,14 @@ class RecordedRegion:
 
 @kept
 def recorded_regions(graph: Graph) -> list[RecordedRegion]:
-    """The regions of a step's forward and backward passes that have loops."""
+    """Return the regions of the forward and backward pass that can be lowered to loops."""
     operations, lasting = operations_of(graph)
-    operations = [one for one in operations if one.part in _PARTS]
+    operations = [operation for operation in operations if operation.part in _PARTS]
     steps, extra = _steps(graph, operations)
-    # What draws is a part of its multiplication, wherever that is.
+    # A draw belongs to its multiplication, wherever that is.
     plain = [
-        replace(one, reads=tuple((v, n) for v, n in one.reads if v in step.inputs))
-        for one, step in zip(operations, steps, strict=True)
+        replace(operation, reads=tuple((v, n) for v, n in operation.reads if v in step.inputs))
+        for operation, step in zip(operations, steps, strict=True)
     ]
     partition: Found = find(plain, steps, lasting)
     regions = []
@@ -61,51 +61,51 @@ def recorded_regions(graph: Graph) -> list[RecordedRegion]:
             {operations[n].task for n in members} | {t for n in members for t in extra.get(n, ())}
         )
         regions.append(RecordedRegion(tuple(tasks), fused_call(region)))
-    # A mask is drawn once, forward, and read by two regions: the first has it.
-    taken: set[int] = set()
-    apart = []
-    for one in sorted(regions, key=lambda region: region.tasks[-1]):
-        left = tuple(task for task in one.tasks if task not in taken)
-        taken |= set(left)
-        apart.append(replace(one, tasks=left))
-    return apart
+    # A mask is drawn once, in the forward pass, and read by two regions; the first region owns it.
+    owned: set[int] = set()
+    disjoint = []
+    for recorded in sorted(regions, key=lambda recorded: recorded.tasks[-1]):
+        own = tuple(task for task in recorded.tasks if task not in owned)
+        owned |= set(own)
+        disjoint.append(replace(recorded, tasks=own))
+    return disjoint
 
 
 def _steps(
     graph: Graph, operations: Sequence[Operation]
 ) -> tuple[list[RegionOp], dict[int, tuple[int, ...]]]:
-    """Each operation as a step, and by number the tasks that drew a dropout's mask."""
+    """Return a step per operation, and by operation the tasks that drew its dropout mask."""
     drawn: dict[int, tuple[float, int, tuple[int, ...]]] = {}
     steps: list[RegionOp] = []
     extra: dict[int, tuple[int, ...]] = {}
-    for number, one in enumerate(operations):
-        call = one.call
+    for number, operation in enumerate(operations):
+        call = operation.call
         name = short_name(call)
-        inputs = _values(one)
-        outputs = tuple(v for v, _ in one.writes)
-        step = RegionOp(call, inputs, outputs, _as_they_are(inputs, call))
+        inputs = _values(operation)
+        outputs = tuple(v for v, _ in operation.writes)
+        step = RegionOp(call, inputs, outputs, _direct_sources(inputs, call))
         if len(inputs) != len(call.inputs) or len(outputs) != len(call.outputs):
             step = RegionOp(Call("slipstream::unknown()", (), ()), (), (), ())
         elif name == "bernoulli" and outputs:
             p = round(1.0 - float(call.arguments[1]), 12) if _is_number(call, 1) else 0.0
-            drawn[outputs[0]] = p, outputs[0], (one.task,)
+            drawn[outputs[0]] = p, outputs[0], (operation.task,)
         elif name == "div" and inputs and inputs[0] in drawn and outputs:
             p, seed, tasks = drawn[inputs[0]]
-            drawn[outputs[0]] = p, seed, (*tasks, one.task)
+            drawn[outputs[0]] = p, seed, (*tasks, operation.task)
         elif name == "mul" and outputs and any(v in drawn for v in inputs):
             place = next(n for n, v in enumerate(inputs) if v in drawn)
             p, seed, tasks = drawn[inputs[place]]
             x, spec = inputs[1 - place], call.inputs[1 - place]
             seeded = TensorSpec("int64", (2,), (1,), spec.device)
             drop = Call(_DROPOUT, (spec, seeded, p), call.outputs)
-            step = RegionOp(drop, (x, -1 - seed), outputs, _as_they_are((x, -1 - seed), drop))
+            step = RegionOp(drop, (x, -1 - seed), outputs, _direct_sources((x, -1 - seed), drop))
             extra[number] = tasks
         steps.append(step)
     return steps, extra
 
 
-def _as_they_are(inputs: Sequence[int], call: Call) -> tuple[Source, ...]:
-    """Of a recorded call it is not told where its inputs lie in what was made."""
+def _direct_sources(inputs: Sequence[int], call: Call) -> tuple[Source, ...]:
+    """Return the inputs themselves: a recorded call does not show which tensors they view."""
     return tuple(Source(v, spec) for v, spec in zip(inputs, call.inputs, strict=False))
 
 
@@ -113,20 +113,20 @@ def _is_number(call: Call, place: int) -> bool:
     return len(call.arguments) > place and isinstance(call.arguments[place], (int, float))
 
 
-def _values(one: Operation) -> tuple[int, ...]:
-    """The value of each of a call's inputs, also of those that it only overwrites.
+def _values(operation: Operation) -> tuple[int, ...]:
+    """Return the value of each input of a call; -1 for an input that it only overwrites.
 
-    None at all where an edit of the graph has put a call in whose operands are not told.
+    Empty if an edit inserted the call without its operands.
     """
-    moved = traffic(one.call).reads
-    if sum(n > 0 for n in moved) != len(one.reads):
+    moved = traffic(operation.call).reads
+    if sum(n > 0 for n in moved) != len(operation.reads):
         return ()
-    reads = iter(one.reads)
+    reads = iter(operation.reads)
     return tuple(next(reads)[0] if n else -1 for n in moved)
 
 
 def fused_call(region: Region) -> Call:
-    """What a kernel's duration is asked by: its operators, from which it is generated again."""
+    """Return the call of a region's kernel; its argument describes the operators."""
     numbers: dict[Any, int] = {}
 
     def number(value: Any) -> int:
@@ -145,46 +145,46 @@ def fused_call(region: Region) -> Call:
 
 
 def region_of(call: Call) -> Region:
-    """The region of a `fused_call`.
+    """Return the region of a `fused_call`.
 
     Raises:
-        UnsupportedError: it has no loops.
+        UnsupportedError: the region cannot be lowered to loops.
     """
     rows, makes = json.loads(call.arguments[0])
     steps = [
-        RegionOp(call, tuple(ins), tuple(outs), _as_they_are(ins, call))
-        for op, given, specs, ins, outs in rows
-        for call in [Call(op, tuple(decode(given)), tuple(decode(specs)))]
+        RegionOp(call, tuple(ins), tuple(outs), _direct_sources(ins, call))
+        for op, arguments, specs, ins, outs in rows
+        for call in [Call(op, tuple(decode(arguments)), tuple(decode(specs)))]
     ]
     return lower(steps, makes)
 
 
-# By `Call.key`: kernels that were compiled together and are yet to be timed.
-_compiled: dict[str, Kernel] = {}
+# Kernels that were compiled together and have not been timed yet, by `Call.key`.
+_compiled: dict[str, RowKernel] = {}
 
 
 def compile_together(calls: Sequence[Call]) -> None:
-    """Compile kernels in one go: alone each takes three times as long, for what it includes.
+    """Compile kernels together, which takes a third of the time of compiling each alone.
 
     Raises:
-        UnsupportedError: a call has no loops.
-        CompileError: the compiler is not there, or fails.
+        UnsupportedError: a call cannot be lowered to loops.
+        CompileError: the compiler is missing, or fails.
     """
-    from slipstream.techniques.fusion.kernels import by_device
+    from slipstream.codegen.rows_kernels import row_kernels
 
-    kernels = by_device([region_of(call) for call in calls])
+    kernels = row_kernels([region_of(call).nest for call in calls])
     _compiled.update(zip((call.key for call in calls), kernels, strict=True))
 
 
 def timer(call: Call) -> Callable[[], object]:
-    """The kernel as a function of nothing, on random numbers, as the micro-benchmark calls it."""
-    from slipstream.techniques.fusion.kernels import by_device
+    """Return a function that runs the kernel on random inputs, for the micro-benchmark."""
+    from slipstream.codegen.rows_kernels import row_kernels
 
     region = region_of(call)
-    kernel = _compiled.pop(call.key, None) or by_device([region])[0]
-    # As in a step, where the operator before has just made what it reads.
-    given = [_random(spec) for spec in region.nest.inputs]
-    return lambda: kernel(*given)
+    kernel = _compiled.pop(call.key, None) or row_kernels([region.nest])[0]
+    # In a step, too, the previous operator has just written the inputs.
+    inputs = [_random(spec) for spec in region.nest.inputs]
+    return lambda: kernel(*inputs)
 
 
 def _random(spec: TensorSpec) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Which operations of a step or of a traced graph become kernels.
+"""Select the operations of a step or a traced graph that become kernels.
 
-The regions of `durations.movement` that have loops; an operation at which the loops of one fail is
-left alone and the regions are found anew.
+These are the regions of `durations.movement` that can be lowered to loops. If lowering fails at an
+operation, that operation is excluded and the regions are found again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from slipstream.durations.movement import Operation, find_regions, iteration_size
-from slipstream.techniques.fusion.loops import UnsupportedError
+from slipstream.codegen.rows import UnsupportedError
+from slipstream.durations.movement import find_regions, iteration_size
+from slipstream.graph.operations import Operation
 from slipstream.techniques.fusion.lowering import (
     DROPOUT,
     JOIN,
@@ -22,8 +23,8 @@ from slipstream.techniques.fusion.lowering import (
     reduces_columns,
 )
 
-# Below, calling a kernel takes longer than the operators it replaces.
-_FEWEST_ELEMENTS = 1 << 12
+# For fewer elements, calling a kernel takes longer than the operators it replaces.
+_MIN_ELEMENTS = 1 << 12
 _ALONE = frozenset({
     DROPOUT, "gelu", "gelu_backward", "native_layer_norm_backward", "silu", "silu_backward",
 })  # fmt: skip
@@ -32,40 +33,40 @@ _COPIES = frozenset({"clone", "_to_copy", "alias", "detach"})
 
 @dataclass(frozen=True)
 class Found:
-    """Regions with loops.
+    """Regions that can be lowered to loops.
 
     Attributes:
-        members: of each region, the numbers of its operations.
-        left: operators that stay alone, with the reason, of those that were tried.
+        members: per region, the indices of its operations.
+        rejected: (operator, reason) of operators at which lowering failed.
     """
 
     regions: tuple[Region, ...]
     members: tuple[tuple[int, ...], ...]
-    left: tuple[tuple[str, str], ...]
+    rejected: tuple[tuple[str, str], ...]
 
 
 def find(
     operations: Sequence[Operation], steps: Sequence[RegionOp], leaving: Iterable[int]
 ) -> Found:
-    """The regions of `operations` that have loops.
+    """Find the regions of `operations` that can be lowered to loops.
 
     Args:
-        steps: of each operation.
-        leaving: values that must be written, whoever reads them here.
+        steps: a step per operation.
+        leaving: values that must be written even if no other operation reads them.
     """
     outside = set(leaving)
     can = [can_lower(step) for step in steps]
-    left: list[tuple[str, str]] = []
+    rejected: list[tuple[str, str]] = []
     users: dict[int, set[int]] = {}
     for n, step in enumerate(steps):
         for v in step.inputs:
             users.setdefault(v, set()).add(n)
     alone = [iteration_size(step.call) for step in steps]
-    # Most groups are the same again where one of them failed.
+    # After a failure most groups stay the same.
     lowered: dict[tuple[tuple[int, ...], tuple[int, ...]], Region] = {}
     while True:
         sizes = _sizes(steps, alone, can, users)
-        able = [there and size >= _FEWEST_ELEMENTS for there, size in zip(can, sizes, strict=True)]
+        able = [ok and size >= _MIN_ELEMENTS for ok, size in zip(can, sizes, strict=True)]
         groups: dict[int, list[int]] = {}
         agree = partial(_agree, sizes)
         for n, number in enumerate(find_regions(operations, able, agree)):
@@ -84,11 +85,13 @@ def find(
                     lowered[group, makes] = lower([steps[n] for n in group], makes)
                 regions.append((lowered[group, makes], group))
             except UnsupportedError as error:
-                guilty = group[error.operation if error.operation >= 0 else -1]
-                can[guilty], failed = False, True
-                left.append((steps[guilty].name, str(error)))
+                culprit = group[error.operation if error.operation >= 0 else -1]
+                can[culprit], failed = False, True
+                rejected.append((steps[culprit].name, str(error)))
         if not failed:
-            return Found(tuple(r for r, _ in regions), tuple(m for _, m in regions), tuple(left))
+            return Found(
+                tuple(r for r, _ in regions), tuple(m for _, m in regions), tuple(rejected)
+            )
 
 
 def _agree(sizes: Sequence[int], a: int, b: int) -> bool:
@@ -101,13 +104,13 @@ def _sizes(
     can: Sequence[bool],
     users: Mapping[int, Collection[int]],
 ) -> list[int]:
-    """Points of the loops that each operator is a part of: its own, or more.
+    """Return the size of the iteration space that each operator shares.
 
-    What has a number for every row belongs to the loops that made it by reducing them, and what
-    makes a part of a tensor to those that put the parts together.
+    An operator on a value per row shares the space of the reduction that made it; one on a part of
+    a tensor shares the space of the concatenation.
 
     Args:
-        alone: `iteration_size` of each.
+        alone: `iteration_size` of each operator.
     """
     sizes = list(alone)
     maker = {v: n for n, step in enumerate(steps) if can[n] for v in step.outputs}
@@ -135,7 +138,7 @@ def _sizes(
 
 
 def worth_it(steps: Sequence[RegionOp]) -> bool:
-    """Whether one kernel of these saves anything."""
+    """Whether a single kernel saves anything over these operators."""
     real = [step for step in steps if step.name not in _COPIES]
     alone = any(step.name in _ALONE for step in real)
     return len(real) > 1 or alone or (len(real) == 1 and len(steps) > 1)

@@ -38,29 +38,29 @@ from slipstream.workload import BuiltWorkload, Workload
 if TYPE_CHECKING:
     from slipstream.techniques.fusion.recorded import RecordedRegion
 
-# Guards, and calling what was compiled, once forward and once backward.
+# Guards and calls of the compiled forward and backward pass.
 _OVERHEAD_NS = 60e3
-# Of an operator that a traced pass calls from Python: passes of nothing but calls took 0.6 to
-# 0.9 ms more than eager mode for some 200 operators.
+# Time of calling an operator of a traced pass from Python: passes without kernels took 0.6 to
+# 0.9 ms more than eager mode for about 200 operators.
 _CALL_NS = 3e3
-# Of inductor's compilation, once: 20 s of CPU time for 52 operators; 356 took 1.8 times as long.
+# CPU time of compiling with inductor: 20 s for 52 operators, 1.8 times as long for 356.
 _COMPILE_S, _COMPILE_CALL_S = 17.0, 0.05
 
 
 @dataclass(frozen=True)
 class Fusion(TechniqueSettings):
-    """Regions of the model's operators, without matrix products and convolutions, in one kernel."""
+    """Regions of the model's operators without matmuls and convolutions as single kernels."""
 
     name: ClassVar[str] = "fusion"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, conflicts=frozenset({"compile"}))
     effect: ClassVar[Quality] = Quality(
         QualityKind.ROUNDING,
         "the same operators in one pass, in float32 or wider: sums may round differently; dropout "
-        "drops as often, by other random numbers",
+        "uses other random numbers at the same rate",
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why nothing can be fused."""
+        """Return the reason why nothing can be fused, or None."""
         if (reason := already_compiled(graph)) is not None:
             return reason
         devices = {spec.device for kind in _kinds(graph) for spec in kind.call.outputs}
@@ -70,27 +70,27 @@ class Fusion(TechniqueSettings):
             return f"kernels are generated in Triton: {reason}"
         if not devices:
             return (
-                "no operators of this step can share a kernel: they are small, unknown, have an "
-                "effect, or stand alone between matrix products"
+                "no operators of this step can share a kernel: they are small, unknown, have a "
+                "side effect, or are alone between matmuls"
             )
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Every region's kernel beside the operators it replaces."""
+        """Return the calls of every region's kernel and of the operators it replaces."""
         return [call for kind in _kinds(graph) for call in (kind.call, *kind.recorded)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """One task in the place of each region whose kernel is faster; the others stay.
+        """Replace each region whose kernel is faster by a single task.
 
-        All stay where the passes would not be enough faster for the kernels to be kept.
+        Nothing is replaced if the passes would not be enough faster for `apply` to use the kernels.
         """
-        from slipstream.techniques.fusion.autotune import MOST
+        from slipstream.techniques.fusion.autotune import MAX_TIME_RATIO
 
         kinds, column = _kinds(graph), graph.tasks
         edit = Editor(graph, str(self))
-        # In the order of the regions, whose sum it is.
-        every = sorted([row for kind in kinds for row in kind.tasks.tolist()], key=itemgetter(-1))
-        in_step = pace(graph, itertools.chain.from_iterable(every), context.durations)
+        # In the order of the regions, since the order affects the rounding of the sum.
+        regions = sorted([row for kind in kinds for row in kind.tasks.tolist()], key=itemgetter(-1))
+        in_step = pace(graph, itertools.chain.from_iterable(regions), context.durations)
         passes = np.isin(graph.tasks.phase, [StepPhase.FORWARD, StepPhase.BACKWARD])
         operators = int((passes & (graph.tasks.call >= 0)).sum())
         overhead_ns = _OVERHEAD_NS + _CALL_NS * operators
@@ -101,7 +101,7 @@ class Fusion(TechniqueSettings):
             kernel_ns = np.full(len(before_ns), cost.nanoseconds)
             if math.isnan(cost.nanoseconds):
                 kernel_ns = before_ns * kind.share_of_bytes
-            fused = ~(cost.nanoseconds > MOST * before_ns)
+            fused = ~(cost.nanoseconds > MAX_TIME_RATIO * before_ns)
             tasks = kind.tasks[fused]
             if not len(tasks):
                 continue
@@ -115,25 +115,26 @@ class Fusion(TechniqueSettings):
             removed += tasks.size
             saved_ns += float((before_ns - kernel_ns)[fused].sum())
             first = min(first, int(tasks[:, 0].min()))
-        if saved_ns < (1 - MOST) * _passes_ns(graph):
+        if saved_ns < (1 - MAX_TIME_RATIO) * _passes_ns(graph):
             return Editor(graph, str(self)).apply("nothing: its kernels would save too little")
         spot = max(first - 1, 0)
         edit.insert(spot, "guards and calls", overhead_ns, Provenance.ASSUMED, spread=1.0)
-        words = f"{removed} operators in {chosen} kernels"
-        if chosen < len(every):
-            words += f"; {len(every) - chosen} regions are faster as they are"
-        once = format_duration((_COMPILE_S + _COMPILE_CALL_S * operators) * 1e9)
-        return edit.apply(f"{words}; the first call also compiles with inductor, about {once}")
+        summary = f"{removed} operators in {chosen} kernels"
+        if chosen < len(regions):
+            summary += f"; {len(regions) - chosen} regions are faster without a kernel"
+        compile_time = format_duration((_COMPILE_S + _COMPILE_CALL_S * operators) * 1e9)
+        return edit.apply(
+            f"{summary}; the first call also compiles with inductor, about {compile_time}"
+        )
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Let every call of the model go through torch.compile with our back end.
+        """Route calls of the model through torch.compile with our back end.
 
-        The first call times the model's pass as written, with kernels and compiled by inductor,
-        and later calls run the fastest. Buffers, hooks and names stay; a copy of the model is
-        plain.
+        The first call times the pass as written, with kernels, and compiled by inductor; later
+        calls run the fastest. Buffers, hooks and names are unchanged; a copy of the model is plain.
 
         Raises:
-            WorkloadError: the step hides its model, or the model is compiled already.
+            WorkloadError: the step hides its model, or the model is already compiled.
         """
         from slipstream.techniques.fusion.backend import use_fused
 
@@ -141,7 +142,7 @@ class Fusion(TechniqueSettings):
         use_fused(built.model)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """Two lines: the import, and the call after the model is made."""
+        """Return the import, and the call after the model is created."""
 
         def edit(where: Places) -> Source:
             return where.with_named_model().after_model(
@@ -158,12 +159,12 @@ class Fusion(TechniqueSettings):
 
 @dataclass(frozen=True, eq=False)
 class _Kind:
-    """Regions that make the same calls and become the same kernel.
+    """Regions with equal calls, which become the same kernel.
 
     Attributes:
-        call: of the kernel.
+        call: the call of the kernel.
         recorded: the calls of a region's tasks, in order.
-        tasks: int64 [regions, tasks], in the order of the regions' last ones.
+        tasks: int64 [regions, tasks], sorted by the last task of each region.
     """
 
     call: Call
@@ -172,15 +173,15 @@ class _Kind:
 
     @property
     def share_of_bytes(self) -> float:
-        """The kernel's share of the bytes that its operators move: of their time, if not timed."""
+        """Ratio of bytes moved, kernel to operators; estimates the time ratio if unmeasured."""
         before = sum(call.moved_bytes for call in self.recorded)
         return min(self.call.moved_bytes / max(before, 1), 1.0)
 
 
 @kept
 def _kinds(graph: Graph) -> list[_Kind]:
-    """Return the regions of the step by kind."""
-    # Regions are of torch's operators; the name of the technique is read without torch.
+    """Return the regions of the step, grouped by kind."""
+    # Imported here, since parsing the technique must not import torch.
     from slipstream.techniques.fusion.recorded import recorded_regions
 
     regions_of: dict[tuple[str, tuple[int, ...]], list[RecordedRegion]] = {}
@@ -196,6 +197,6 @@ def _kinds(graph: Graph) -> list[_Kind]:
 
 
 def _passes_ns(graph: Graph) -> float:
-    """Of the forward and backward passes: what their tasks take."""
+    """Return the duration of the tasks of the forward and backward pass."""
     inside = np.isin(graph.tasks.phase, [StepPhase.FORWARD, StepPhase.BACKWARD])
     return float(graph.tasks.duration_ns[inside].sum())
