@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments import switch_library_off
-from slipstream.data import get
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse import METRICS, Semiring, kernels, pairwise_distances, reference
+from slipstream_bench.datasets import movielens_100k
 
 BACKENDS = ("avx512bw", "avx2", "scalar", "python")
 
@@ -71,7 +71,7 @@ def test_equals_the_formula(metric: str, negative: bool, backend: str) -> None:
 @pytest.fixture
 def ratings(shared_data: object) -> sp.csr_matrix:
     """MovieLens-100k, users x films."""
-    found: Any = get("movielens_100k")
+    found = movielens_100k()
     return sp.csr_matrix((found.ratings.astype(np.float64), (found.users, found.items)))
 
 

@@ -1,11 +1,11 @@
 """Implicit feedback from low-rank taste and power-law popularity.
 
-User u meets item i a Poisson number of times with mean
+User u encounters item i a Poisson number of times with mean
 
     intensity[u, i] = per_user * softmax_i( <taste_u, trait_i> + log popularity_i )
 
-and takes it when that number is not zero. The log intensity is exactly a matrix of rank `rank`
-plus a row and a column; pairs are independent given the truth.
+and takes it if that number is not zero. The log intensity is a matrix of rank `rank` plus a row
+vector and a column vector; pairs are independent given the true model.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from slipstream.data.kinds import Interactions
 from slipstream.errors import InvalidArgumentError
+from slipstream_bench.datasets import Interactions
 from slipstream_bench.generators._random import positive, power_law, streams
 
-# Users handled at once, so that memory stays a few blocks of [512, items].
+# Users per block, to limit memory to a few arrays of [512, items].
 _BLOCK = 512
 
 
 @dataclass(frozen=True)
 class ImplicitFeedback:
-    """Interactions and the truth behind them.
+    """Interactions and their true model.
 
     Attributes:
-        data: taken pairs, split into train and test at random.
+        data: taken pairs, split randomly into train and test.
         tastes: float64 [users, rank]; traits: float64 [items, rank].
         popularity: float64 [items], sums to 1.
-        per_user: mean number of meetings of one user.
-        bayes_auc: the limit, for many users with the same truth, of the chance that a taken pair
-            has a higher true probability than one not taken, over all pairs.
+        per_user: mean number of encounters per user.
+        bayes_auc: the probability, over all pairs and in the limit of many users, that a taken pair
+            has a higher true probability than one not taken.
         expected_pairs: expected number of taken pairs, train and test together.
     """
 
@@ -47,11 +47,11 @@ class ImplicitFeedback:
     expected_pairs: float
 
     def log_intensity(self, users: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Natural logarithm of the mean number of meetings, float64 [users, items]."""
+        """Return the natural logarithm of the mean number of encounters, float64 [users, items]."""
         return _log_intensity(self.tastes[users], self.traits, self.popularity, self.per_user)
 
     def probability(self, users: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Chance that each user takes each item, float64 [users, items]."""
+        """Return the probability that each user takes each item, float64 [users, items]."""
         return -np.expm1(-np.exp(self.log_intensity(users)))
 
 
@@ -66,22 +66,22 @@ def implicit_feedback(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> ImplicitFeedback:
-    """Draw users, items and who takes what.
+    """Draw users, items and the items that each user takes.
 
     Args:
-        per_user: mean meetings a user; repeated ones count once.
+        per_user: mean encounters per user; repeated ones count once.
         taste: standard deviation of the low-rank part of the log intensity.
-        exponent: of the power law of popularity; items are shuffled.
-        test_share: share of the taken pairs held out.
+        exponent: exponent of the power law of popularity; items are shuffled.
+        test_share: share of the taken pairs in the test set.
 
     Raises:
-        InvalidArgumentError: a size or share out of range.
+        InvalidArgumentError: a size or share is out of range.
     """
     positive(users=users, items=items, rank=rank, per_user=per_user)
     if taste < 0 or exponent < 0:
         raise InvalidArgumentError("taste" if taste < 0 else "exponent", "is negative")
     if not 0 <= test_share < 1:
-        raise InvalidArgumentError("test_share", "must lie between 0 and 1")
+        raise InvalidArgumentError("test_share", "must be between 0 and 1")
     truth, sample, split = streams(seed, 3)
     # Each of `rank` products has variance scale^4; together they give taste^2.
     scale = (taste / rank**0.5) ** 0.5
@@ -124,9 +124,9 @@ def _log_intensity(
 
 
 def _auc(probabilities: NDArray[np.float64]) -> float:
-    """Of independent labels with these probabilities, ranked by them; equal ones are ties."""
-    values, where = np.unique(probabilities, return_inverse=True)
-    count = np.bincount(where).astype(np.float64)
+    """Return the AUC of independent labels ranked by these, their true probabilities."""
+    values, index = np.unique(probabilities, return_inverse=True)
+    count = np.bincount(index).astype(np.float64)
     taken, left = count * values, count * (1 - values)
     below = np.cumsum(left) - left
     return float((taken * (below + left / 2)).sum() / (taken.sum() * left.sum()))

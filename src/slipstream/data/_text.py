@@ -1,4 +1,4 @@
-"""Loaders of running text, parallel text and posts."""
+"""Loaders of running text and parallel text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from slipstream.data._files import check_positive, members, read_lines, read_text
+from slipstream.data._files import check_positive, read_lines, read_text
 from slipstream.data._find import find
 from slipstream.data.catalogue import Entry
 from slipstream.data.errors import CorruptDataError
-from slipstream.data.kinds import Documents, Pairs, Sentences, Text
+from slipstream.data.kinds import Pairs, Sentences, Text
 from slipstream.errors import InvalidArgumentError
 
 # A tenth of the characters is held out, as whole documents.
@@ -118,40 +116,6 @@ def multi30k(entry: Entry, *, source: str = "en", target: str = "de") -> Pairs:
     return Pairs(
         entry.name, source, target, split("train"), split("val"), split("test_2016_flickr")
     )
-
-
-def newsgroups(entry: Entry, *, limit_per_class: int | None = None) -> Documents:
-    """Load 20 Newsgroups, split by date, with headers and quotes, decoded as Latin-1.
-
-    Args:
-        limit_per_class: maximum number of posts per class and split, in the order of file numbers.
-    """
-    check_positive(limit_per_class=limit_per_class)
-    posts: dict[tuple[str, str], dict[int, str]] = {}
-    for path, content in members(entry.name, find(entry) / entry.files[0]):
-        if len(path.parts) < 3 or not path.name.isdecimal():
-            raise CorruptDataError(entry.name, f"'{path}' is not SPLIT/GROUP/NUMBER")
-        split, group, number = path.parts[-3:]
-        side = posts.setdefault((split.rsplit("-", 1)[-1], group), {})
-        # The posts predate Unicode mail; Latin-1 decodes any byte.
-        side[int(number)] = content.decode("latin-1")
-    classes = tuple(sorted({group for _, group in posts}))
-
-    def labelled(split: str) -> tuple[tuple[str, ...], list[int]]:
-        texts: list[str] = []
-        labels: list[int] = []
-        for label, group in enumerate(classes):
-            chosen = sorted(posts.get((split, group), {}).items())[:limit_per_class]
-            texts += [text for _, text in chosen]
-            labels += [label] * len(chosen)
-        return tuple(texts), labels
-
-    train, train_labels = labelled("train")
-    test, test_labels = labelled("test")
-    return Documents(
-        entry.name, train, np.array(train_labels, dtype=np.int64),
-        test, np.array(test_labels, dtype=np.int64), classes,
-    )  # fmt: skip
 
 
 def _hold_out(name: str, documents: Sequence[str]) -> Text:

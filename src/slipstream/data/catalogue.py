@@ -121,37 +121,16 @@ _ENTRIES = (
         "_trees:sst", folder="sst", files=("train.txt", "dev.txt", "test.txt"),
     ),
     Entry(
-        "newsgroups", "Documents", "20 Newsgroups by date: 11,314 + 7,532 posts, 20 classes",
-        "public newsgroup posts, research use", "yao8839836/text_gcn: 20ng", "data folder", False,
-        "_text:newsgroups", folder="newsgroups", files=("20newsgroups.tar.xz",),
-    ),
-    Entry(
         "movielens_latest_small", "Ratings", "100,836 ratings of 9,724 films by 610 people",
         "GroupLens: non-commercial", "GroupLens ml-latest-small", "data folder", False,
         "_feedback:movielens_latest_small", folder="movielens_latest_small",
         files=("ratings.csv", "movies.csv", "README.txt"),
     ),
     Entry(
-        "movielens_100k", "Ratings", "100,000 ratings of 1,682 films by 943 people",
-        "GroupLens: non-commercial", "RUCAIBox/RecBole: ml-100k", "data folder", False,
-        "_feedback:movielens_100k", folder="recsys", files=("ml-100k.inter",),
-    ),
-    Entry(
-        "gowalla", "Interactions", "check-ins of 29,858 people at 40,981 places",
-        "research data; none stated", "gusye1234/LightGCN-PyTorch: gowalla", "data folder", False,
-        "_feedback:gowalla", folder="recsys",
-        files=("gowalla_s_adj_mat.npz", "gowalla_test.txt"),
-    ),
-    Entry(
         "frappe", "Clicks", "app use in context: 57,722 + 28,860 rows, 10 fields, 5,382 ids",
         "research data; none stated", "attentional_factorization_machine: frappe",
         "data folder", False, "_clicks:frappe", folder="recsys",
         files=("frappe.validation.libfm", "frappe.test.libfm"),
-    ),
-    Entry(
-        "criteo_sample", "Clicks", "200 rows of an advertising log: 13 numbers, 26 categories",
-        "Apache-2.0 repository; Criteo's terms", "shenweichen/DeepCTR-Torch", "data folder",
-        False, "_clicks:criteo_sample", folder="criteo_sample", files=("criteo_sample.txt",),
     ),
     Entry(
         "fsdd", "Audio", "spoken digits: 600 recordings (3,000 with all_takes=True), 8 kHz",
@@ -178,12 +157,6 @@ _ENTRIES = (
         "research data; Apache-2.0 repository",
         "ben-manes/caffeine and 1a1a11a/libCacheSim", "data folder", False,
         "_traces:cache_traces", folder="cache_traces",
-    ),
-    Entry(
-        "mlperf_v07", "TrainingTimes", "times to train from the MLPerf Training v0.7 logs (TPU)",
-        "facts; logs Apache-2.0", "mlcommons/training_results_v0.7", "data folder", True,
-        "_profiles:mlperf_v07", folder="mlperf_v07",
-        files=("mlperf_v07_google_runs.txt", "mlperf_v07_google_steps.txt"),
     ),
     Entry(
         "profiles", "LayerProfile", "VGG-16 on an A100, each layer at 9 batch sizes",

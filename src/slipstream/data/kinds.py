@@ -50,22 +50,6 @@ class Text(Dataset):
 
 
 @dataclass(frozen=True)
-class Documents(Dataset):
-    """Texts with one topic each.
-
-    Attributes:
-        train, test: one string per document.
-        train_labels, test_labels: int64 [N], indices into `classes`.
-    """
-
-    train: tuple[str, ...]
-    train_labels: NDArray[np.int64]
-    test: tuple[str, ...]
-    test_labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Sentences:
     """Parallel sentences: `target[i]` translates `source[i]`; tokens are separated by spaces."""
 
@@ -196,27 +180,6 @@ class Ratings(Dataset):
 
 
 @dataclass(frozen=True)
-class Interactions(Dataset):
-    """Implicit feedback: pairs of user and item, sorted by user, then item.
-
-    Attributes:
-        users, items: int64 [N], training pairs.
-        test_users, test_items: int64 [M], held-out pairs, disjoint from the training pairs.
-        user_count, item_count: U and I.
-    """
-
-    users: NDArray[np.int64]
-    items: NDArray[np.int64]
-    test_users: NDArray[np.int64]
-    test_items: NDArray[np.int64]
-    user_count: int
-    item_count: int
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-
-@dataclass(frozen=True)
 class ClickRows:
     """Examples for click prediction.
 
@@ -314,57 +277,6 @@ class Accesses(Dataset):
 
     def __len__(self) -> int:
         return len(self.keys)
-
-
-@dataclass(frozen=True)
-class TrainingRuns:
-    """Repeated runs of one benchmark on one system to its quality target; times in seconds.
-
-    Attributes:
-        evaluations: number of evaluations until the target, for each of the first four runs.
-    """
-
-    system: str
-    benchmark: str
-    runs: int
-    fastest_s: float
-    median_s: float
-    slowest_s: float
-    olympic_mean_s: float
-    global_batch: int
-    evaluations: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TrainingSteps:
-    """Timings within one run: `blocks` of `epochs_per_block` epochs between evaluations.
-
-    Attributes:
-        run_s, train_s: time of the run, and of its part between first and last block.
-        block_ms, first_block_ms: time of the median block, and of the first, which compiles.
-        step_ms: time of one optimizer step; None if the log does not contain it.
-        samples: number of training examples per epoch.
-    """
-
-    system: str
-    benchmark: str
-    run_s: float
-    train_s: float
-    blocks: int
-    epochs_per_block: float
-    block_ms: float
-    first_block_ms: float
-    global_batch: int
-    samples: int
-    step_ms: float | None
-
-
-@dataclass(frozen=True)
-class TrainingTimes(Dataset):
-    """Times to train from public result logs."""
-
-    runs: tuple[TrainingRuns, ...]
-    steps: tuple[TrainingSteps, ...]
 
 
 @dataclass(frozen=True)

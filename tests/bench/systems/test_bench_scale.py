@@ -1,4 +1,4 @@
-"""The scale bench: its rows on logged runs hold together."""
+"""The scale bench: its rows on logged runs are consistent."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream import data
 from slipstream.data.errors import MissingDataError
+from slipstream_bench import datasets
 from slipstream_bench.rows import BenchOptions
 from slipstream_bench.systems.scale import mlperf
 
@@ -16,7 +16,7 @@ def test_the_mlperf_rows_are_judged_and_name_the_evaluation_tail(
     require: Callable[[str, bool, str], None],
 ) -> None:
     try:
-        times = data.get("mlperf_v07")
+        times = datasets.mlperf_v07()
     except MissingDataError as error:
         require("data", False, str(error))
         return
@@ -31,11 +31,11 @@ def test_the_mlperf_rows_are_judged_and_name_the_evaluation_tail(
     assert other.wall == "steps"
 
 
-def test_without_data_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(name: str) -> None:
-        raise MissingDataError(name, "not here", remedy="")
+def test_rows_report_missing_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> None:
+        raise MissingDataError("mlperf_v07", "not here", remedy="")
 
-    monkeypatch.setattr(data, "get", gone)
+    monkeypatch.setattr(datasets, "mlperf_v07", gone)
     rows = list(mlperf.bars(BenchOptions()))
     assert rows
     assert all(row.holds is None for row in rows)

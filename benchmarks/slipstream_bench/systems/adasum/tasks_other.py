@@ -1,4 +1,4 @@
-"""Tasks of other data than clicks and pictures: spoken digits, newsgroups."""
+"""Tasks on data other than clicks and images: spoken digits, newsgroups."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from slipstream_bench.systems.adasum.study import Samples, Study
 
 _STEPS = 117
 _WORKERS = 16
-# Of a recording: so many windows, and so many bands of their spectra.
+# Windows of a recording, samples per window, and bands of their spectra.
 _WINDOWS, _WINDOW, _BANDS = 16, 256, 32
-# Words fall into so many places.
+# Number of buckets of words.
 _PLACES = 1000
 
 
 def of_other_data() -> dict[str, Study] | None:
-    """Four tasks of 16 workers, each some 117 steps long; None where data is missing."""
+    """Return four tasks of 16 workers, each about 117 steps long; None if data is missing."""
     from slipstream import data
     from slipstream.data import MissingDataError
+    from slipstream_bench.datasets import newsgroups
 
     try:
-        spoken, groups = data.get("fsdd", all_takes=True), data.get("newsgroups")
+        spoken, groups = data.get("fsdd", all_takes=True), newsgroups()
     except MissingDataError:
         return None
     topics = np.concatenate([groups.train_labels, groups.test_labels])
     of_words = _shared(_words([*groups.train, *groups.test]), topics, 8000)
-    of_sound = _shared(np.stack([_spectrum(one) for one in spoken.samples]), spoken.labels, 2200)
+    of_sound = _shared(
+        np.stack([_spectrum(samples) for samples in spoken.samples]), spoken.labels, 2200
+    )
     return {
         "spoken digits, 4 samples a worker": _study(of_sound, 10, 4),
         "spoken digits, 16": _study(of_sound, 10, 16),
@@ -53,7 +56,7 @@ def _study(samples: tuple[Samples, Samples, Samples], classes: int, batch: int) 
 
 
 def _shared(x: Any, y: Any, trained: int) -> tuple[Samples, Samples, Samples]:
-    """To train with, a tenth of that to choose by, and the rest, in an order drawn once."""
+    """Split samples in a random order: training, a tenth of that to choose settings, the rest."""
     order = np.random.default_rng(0).permutation(len(x))
     x = (x[order] - x[order[:trained]].mean(0)) / (x[order[:trained]].std(0) + 1e-3)
     inputs, labels = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y[order])
@@ -63,7 +66,7 @@ def _shared(x: Any, y: Any, trained: int) -> tuple[Samples, Samples, Samples]:
 
 
 def _spectrum(sound: Any) -> Any:
-    """Logarithms of a recording's spectrum in bands, float64 [windows * bands]."""
+    """Return logarithms of a recording's spectrum in bands, float64 [windows * bands]."""
     sound = np.pad(sound / 32768.0, (0, max(0, 2 * _WINDOW - len(sound))))
     begins = np.linspace(0, len(sound) - _WINDOW, _WINDOWS).astype(int)
     windows = np.stack([sound[a : a + _WINDOW] * np.hanning(_WINDOW) for a in begins])
@@ -72,7 +75,7 @@ def _spectrum(sound: Any) -> Any:
 
 
 def _words(texts: Sequence[str]) -> Any:
-    """Logarithms of how often words are there, float32 [texts, places]."""
+    """Return logarithms of word counts, float32 [texts, places]."""
     counts = np.zeros((len(texts), _PLACES), np.float32)
     for row, text in zip(counts, texts, strict=True):
         for word in re.findall(r"[a-z]{3,}", text.lower()):

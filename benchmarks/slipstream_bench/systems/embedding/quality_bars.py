@@ -1,7 +1,7 @@
-"""Bars on what compressed tables learn: clicks with known truth, Gowalla, MovieLens.
+"""Bars on training with compressed tables: clicks with known truth, Gowalla, MovieLens.
 
-Every row tells all ways at the same bytes, with eight- and four-bit codes of the dense tables and a
-smaller dimension among them, the best first. The rate of each is chosen on held-out training data;
+Every row lists all methods at the same bytes, the best first, including eight- and four-bit codes
+of the dense tables and a smaller dimension. The rate of each is chosen on held-out training data;
 nothing else is tuned.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from slipstream.data import get, why_absent
+from slipstream.data import Ratings, get
 from slipstream.durations import usable_cores
 from slipstream.techniques.embedding.planning import MIXED
 from slipstream.techniques.embedding.tt_shape import TTShape
+from slipstream_bench.datasets import gowalla, movielens_100k, why_absent
 from slipstream_bench.generators.clicks import click_log
 from slipstream_bench.generators.feedback import implicit_feedback
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
@@ -41,15 +41,15 @@ from slipstream_bench.systems.embedding.quality_tasks import (
 from slipstream_bench.systems.embedding.quality_texts import newsgroups, sentiments
 
 _SEEDS = 3
-# Of the ids in the fields of Criteo's log.
+# Ids in the fields of Criteo's log.
 _CRITEO_SHARE = 30
 _CLICK_DIM = 16
-# One column of 16 and the matrix that widens it are a little more than a sixteenth.
+# One column of 16 and the matrix that widens it take slightly more than a sixteenth.
 _ONE_COLUMN = 15.9
 _HASHED_WAYS = ("robe", "hash", "hot_hash", MIXED)
 _PLANS = ("lowdim", MIXED)
 _WAYS = ("lowdim", "tt", "hot_tt", *_HASHED_WAYS)
-_MOST_EPOCHS = 3
+_MAX_EPOCHS = 3
 
 _OVER_HASH = "ROBE over hashed rows"
 _BELOW_DENSE = "ROBE below dense"
@@ -61,12 +61,12 @@ _NOT_BELOW = "the plan below a smaller dimension, beyond the seeds' noise"
 
 @dataclass(frozen=True)
 class _Study:
-    """A task, and at which sizes it is asked.
+    """A task, and the ratios at which it is compared.
 
     Attributes:
-        rows: what is judged of it.
-        data: name of the set that it needs; empty for a generated one.
-        convert: whether the trained dense tables are compressed as well.
+        rows: names of its judged rows.
+        data: name of the data set that it needs; empty for a generated one.
+        convert: whether to also compress the trained dense tables.
     """
 
     name: str
@@ -78,7 +78,7 @@ class _Study:
     convert: bool = True
 
     def names(self, ratio: float) -> dict[str, str]:
-        """Full names of the rows."""
+        """Return the full names of the rows."""
         return {row: f"quality, {self.name} at {ratio:g}x: {row}" for row in self.rows}
 
 
@@ -105,19 +105,18 @@ def _planted() -> Task:
 
 
 def _gowalla() -> Task:
-    return Feedback(first_users(get("gowalla"), 6000), "Gowalla")
+    return Feedback(first_users(gowalla(), 6000), "Gowalla")
 
 
 def _movielens() -> Task:
-    return _ratings("movielens_latest_small", "MovieLens")
+    return _ratings(get("movielens_latest_small"), "MovieLens")
 
 
 def _movielens_100k() -> Task:
-    return _ratings("movielens_100k", "MovieLens-100k")
+    return _ratings(movielens_100k(), "MovieLens-100k")
 
 
-def _ratings(data_set: Literal["movielens_latest_small", "movielens_100k"], name: str) -> Task:
-    data = get(data_set)
+def _ratings(data: Ratings, name: str) -> Task:
     users, items = len(data.user_ids), len(data.item_ids)
     return Feedback(split(data.users, data.items, users, items, data.name), name, epochs=8)
 
@@ -145,19 +144,21 @@ _STUDIES = (
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of all studies. Quick runs the clicks at 1000x with one seed and one rate."""
+    """Yield rows of all studies. Quick runs the clicks at 1000x with one seed and one rate."""
     for study in _STUDIES:
         ratios = [ratio for ratio in study.ratios if options.full or ratio == 1000]
-        wanted = [ratio for ratio in ratios if any(map(options.wants, study.names(ratio).values()))]
-        if not wanted:
+        selected = [
+            ratio for ratio in ratios if any(map(options.wants, study.names(ratio).values()))
+        ]
+        if not selected:
             continue
         absent = why_absent(study.data) if study.data else None
         if absent is not None:
-            for ratio in wanted:
+            for ratio in selected:
                 for name in study.names(ratio).values():
                     yield not_judged(name, "", "", absent.what)
             continue
-        yield from _study(study, wanted, options)
+        yield from _study(study, selected, options)
 
 
 def _study(study: _Study, ratios: Sequence[float], options: BenchOptions) -> Iterator[Bar]:
@@ -183,8 +184,8 @@ def _study(study: _Study, ratios: Sequence[float], options: BenchOptions) -> Ite
 def _rows(
     study: _Study, task: Task, ratio: float, scored: Sequence[Scored], workers: int
 ) -> Iterator[Bar]:
-    found = {one.method: one for one in scored if one.asked in (1.0, ratio)}
-    mean = {name: one.mean for name, one in found.items()}
+    found = {score.method: score for score in scored if score.asked in (1.0, ratio)}
+    mean = {name: score.mean for name, score in found.items()}
     detail, unit = _ranking(task, ratio, scored), task.metric
     n = len(found[DENSE].scores)
     allowed = 0.002 if ratio <= 100 else 0.005
@@ -201,46 +202,46 @@ def _rows(
             over = best - max(mean["hash"], mean["robe"])
             yield at_least(name, over, 0.0, unit, n=n, detail=detail)
         elif row == _NOT_BELOW:
-            # Both plans: of tables that are yet to be trained, and of trained ones.
+            # Both plans: of untrained and of trained tables.
             plans = [found[name] for name in (CONVERTED, MIXED) if name in found]
-            worst, plain = min(plans, key=lambda one: one.mean), found["lowdim"]
+            worst, plain = min(plans, key=lambda plan: plan.mean), found["lowdim"]
             noise = max(worst.spread, plain.spread)
-            said = f"{worst.method} is the worse plan; noise {noise:.4f}; {detail}"
+            note = f"{worst.method} is the worse plan; noise {noise:.4f}; {detail}"
             if n < _SEEDS:
-                yield not_judged(name, unit, "", f"one seed says nothing of noise; {said}")
+                yield not_judged(name, unit, "", f"one seed does not determine noise; {note}")
                 continue
-            yield at_most(name, plain.mean - worst.mean, noise, unit, n=n, detail=said)
+            yield at_most(name, plain.mean - worst.mean, noise, unit, n=n, detail=note)
         else:
             best = max(mean[name] for name in (CONVERTED, MIXED) if name in mean)
             yield at_least(name, best - mean.get("lowdim", 0.0), 0.0, unit, n=n, detail=detail)
 
 
 def _epochs(task: Task, name: str, robe: Scored, target: float, workers: int) -> Bar:
-    """Of the seed that takes longest; one more than there may be where it never gets there."""
-    taken = epochs_to(task, robe, target, _MOST_EPOCHS, workers=workers)
-    told = ", ".join("never" if one is None else str(one) for one in taken)
+    """Return a row of the seed with the most epochs; one more than allowed if never."""
+    epochs = epochs_to(task, robe, target, _MAX_EPOCHS, workers=workers)
+    by_seed = ", ".join("never" if count is None else str(count) for count in epochs)
     return at_most(
-        name, max(_MOST_EPOCHS + 1 if one is None else one for one in taken), _MOST_EPOCHS,
-        "epochs", n=len(taken),
-        detail=f"to {target:.4f} by seed: {told}; {task.epochs} of the dense model's own",
+        name, max(_MAX_EPOCHS + 1 if count is None else count for count in epochs), _MAX_EPOCHS,
+        "epochs", n=len(epochs),
+        detail=f"to {target:.4f} by seed: {by_seed}; {task.epochs} of the dense model's own",
     )  # fmt: skip
 
 
 def _ranking(task: Task, ratio: float, scored: Sequence[Scored]) -> str:
-    """All that was compared, the best first, and the winner by name."""
-    dense = next(one for one in scored if one.method == DENSE)
+    """Describe all scores, the best first, and name the winner."""
+    dense = next(score for score in scored if score.method == DENSE)
     order = ranked(scored, ratio)
-    codes = [one for one in scored if one.method in CODES and one not in order]
-    said = [
-        f"{one.method} {one.mean:.4f}{_size(one, ratio)}{_rate(one, task)}"
-        for one in [*order, *codes]
+    codes = [score for score in scored if score.method in CODES and score not in order]
+    entries = [
+        f"{score.method} {score.mean:.4f}{_size(score, ratio)}{_rate(score, task)}"
+        for score in [*order, *codes]
     ]
-    spread = max(one.spread for one in [dense, *order])
+    spread = max(score.spread for score in [dense, *order])
     return "; ".join(
         [
             f"{task.metric}: dense {dense.mean:.4f}{_rate(dense, task)}",
             f"best at this size: {order[0].method}",
-            ", ".join(said),
+            ", ".join(entries),
             *([task.yardstick()] if task.yardstick() else []),
             f"largest deviation between seeds {spread:.4f}",
             f"{task.epochs} epochs, rates in times {task.rate:g} as chosen on held-out data",
@@ -248,10 +249,10 @@ def _ranking(task: Task, ratio: float, scored: Sequence[Scored]) -> str:
     )
 
 
-def _size(one: Scored, ratio: float) -> str:
-    return f" ({one.ratio:.1f}x)" if one.asked != ratio else ""
+def _size(score: Scored, ratio: float) -> str:
+    return f" ({score.ratio:.1f}x)" if score.asked != ratio else ""
 
 
-def _rate(one: Scored, task: Task) -> str:
-    trained = one.method not in (*CODES, CONVERTED)
-    return f" [{one.rate / task.rate:.2g}]" if trained else ""
+def _rate(score: Scored, task: Task) -> str:
+    trained = score.method not in (*CODES, CONVERTED)
+    return f" [{score.rate / task.rate:.2g}]" if trained else ""

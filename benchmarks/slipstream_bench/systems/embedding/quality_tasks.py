@@ -1,4 +1,4 @@
-"""Tasks on which compressed tables are trained from scratch and scored: real data, known truth."""
+"""Tasks that train and score compressed tables: real data, and data with known truth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from slipstream.data.kinds import ClickRows, Clicks, Interactions
+from slipstream.data.kinds import ClickRows, Clicks
+from slipstream_bench.datasets import Interactions
 from slipstream_bench.systems.embedding.dlrm import DLRM
 
 _TOP = 20
@@ -20,12 +21,12 @@ _HELD_OUT = 0.1
 
 
 class Task(Protocol):
-    """Something to learn with embedding tables.
+    """A training task with embedding tables.
 
     Attributes:
-        name, metric: in tables; the higher the metric the better.
-        epochs: that the dense model takes.
-        rate: of its optimizer, usual for such a model.
+        name, metric: as shown in tables; a higher metric is better.
+        epochs: epochs of the dense model.
+        rate: usual learning rate of such a model.
     """
 
     name: str
@@ -34,22 +35,22 @@ class Task(Protocol):
     rate: float
 
     def model(self) -> nn.Module:
-        """The dense model, random as ``torch.manual_seed`` has it."""
+        """Return the dense model, initialised from torch's seed."""
 
     def counts(self) -> dict[str, torch.Tensor]:
-        """How often each row is looked up in an epoch, by table."""
+        """Return the number of look-ups of each row in an epoch, by table."""
 
     def training(self, model: nn.Module, rate: float) -> Iterator[None]:
-        """Trains `model` in place for as long as it is asked to: an item an epoch."""
+        """Train `model` in place, one epoch per item, for as long as it is iterated."""
 
     def score(self, model: nn.Module) -> float:
-        """On data that was not trained on."""
+        """Return the score on test data."""
 
     def yardstick(self) -> str:
-        """A score that needs no training, to hold others against, in words."""
+        """Return a reference score that needs no training, as text."""
 
     def validation(self) -> Self:
-        """The same task on training data alone, a tenth of it held out: to choose settings on."""
+        """Return the task on training data alone, a tenth held out, to choose settings."""
 
 
 def by_adam(
@@ -58,7 +59,7 @@ def by_adam(
     parts: Callable[[], Sequence[torch.Tensor]],
     loss: Callable[[torch.Tensor], torch.Tensor],
 ) -> Iterator[None]:
-    """Trains `model` in place, an item an epoch: a step for the `loss` of each of its `parts`."""
+    """Train `model` in place, an epoch per item: a step for the `loss` of each of its `parts`."""
     optimizer = torch.optim.Adam(model.parameters(), rate)
     while True:
         model.train()
@@ -70,7 +71,7 @@ def by_adam(
 
 
 class Factors(nn.Module):
-    """Users and items as vectors whose products say who takes what."""
+    """Vectors of users and items whose dot products predict who takes what."""
 
     def __init__(self, users: int, items: int, dim: int) -> None:
         super().__init__()
@@ -82,9 +83,9 @@ class Factors(nn.Module):
 
 @dataclass
 class Feedback:
-    """Who takes what, by matrix factorisation: softmax over the other items of the batch.
+    """Prediction of who takes what, by matrix factorisation: softmax over the batch's items.
 
-    Scored by the share of a user's held-out items among the 20 best that were not trained on.
+    The score is the share of a user's held-out items among the 20 best that were not trained on.
     """
 
     data: Interactions
@@ -98,11 +99,11 @@ class Feedback:
     metric = f"recall@{_TOP}"
 
     def model(self) -> nn.Module:
-        """Two tables."""
+        """Return a model of two tables."""
         return Factors(self.data.user_count, self.data.item_count, self.dim)
 
     def counts(self) -> dict[str, torch.Tensor]:
-        """As often as the pairs name them."""
+        """Return the number of pairs of each user and item."""
         data = self.data
         return {
             "user": torch.from_numpy(np.bincount(data.users, minlength=data.user_count)),
@@ -110,7 +111,7 @@ class Feedback:
         }
 
     def training(self, model: nn.Module, rate: float) -> Iterator[None]:
-        """Adam; the popularity of an item is taken off its log-odds of being in the batch."""
+        """Train by Adam; subtract the log popularity of items from their log-odds in the batch."""
         users, items = torch.from_numpy(self.data.users), torch.from_numpy(self.data.items)
         popular = self.counts()["item"].float() + 1
         log_popular = (popular / popular.sum()).log()
@@ -129,29 +130,29 @@ class Feedback:
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
-        """Recall among the 20 best."""
+        """Return the recall among the 20 best."""
         model.eval()
         every = model.item(torch.arange(self.data.item_count))  # type: ignore[operator]
         return self._recall(lambda users: model.user(users) @ every.T)  # type: ignore[operator]
 
     def yardstick(self) -> str:
-        """The same 20 for everybody: those that were taken most."""
+        """Return the recall of the same 20 for all users: the most taken items."""
         popular = self.counts()["item"].float()
         found = self._recall(lambda users: popular.repeat(len(users), 1))
         return f"the most taken items, no model, {found:.4f}"
 
     def _recall(self, scores_of: Callable[[torch.Tensor], torch.Tensor]) -> float:
-        """Of scores [users, items]."""
+        """Return the recall of scores [users, items]."""
         data = self.data
         test = np.unique(data.test_users)[: self.scored_users]
         held = _by_user(data.test_users, data.test_items)
-        known = _by_user(data.users, data.items)
+        trained = _by_user(data.users, data.items)
         found = []
         for part in np.array_split(test, -(-len(test) // 500)):
             scores = scores_of(torch.from_numpy(part))
             for row, user in enumerate(part.tolist()):
-                if user in known:
-                    scores[row, known[user]] = -torch.inf
+                if user in trained:
+                    scores[row, trained[user]] = -torch.inf
             best = scores.topk(_TOP, 1).indices.numpy()
             found += [
                 np.isin(held[user], best[row]).mean() for row, user in enumerate(part.tolist())
@@ -159,7 +160,7 @@ class Feedback:
         return float(np.mean(found))
 
     def validation(self) -> Feedback:
-        """Pairs held out by chance."""
+        """Hold out random pairs."""
         data = self.data
         held = split(data.users, data.items, data.user_count, data.item_count, data.name, _HELD_OUT)
         return dataclasses.replace(self, data=held)
@@ -167,10 +168,10 @@ class Feedback:
 
 @dataclass
 class ClickTask:
-    """Clicks with a `DLRM`; scored by the area under the curve (AUC).
+    """Click prediction with a `DLRM`; scored by the area under the curve (AUC).
 
     Attributes:
-        best: that any model can reach, where it is known.
+        best: maximum of any model, if known.
     """
 
     data: Clicks
@@ -184,12 +185,12 @@ class ClickTask:
     metric = "AUC"
 
     def model(self) -> nn.Module:
-        """A table a field, with sparse gradients: an epoch reads few of their rows."""
+        """Return a model with a table per field and sparse gradients: an epoch reads few rows."""
         dense = self.data.train.dense.shape[1]
         return DLRM(self.data.cardinalities, dense, self.dim, sparse=True)
 
     def counts(self) -> dict[str, torch.Tensor]:
-        """As often as the training rows name them."""
+        """Return the number of training rows with each id."""
         return {
             f"tables.{field}": torch.from_numpy(
                 np.bincount(self.data.train.ids[:, field], minlength=rows)
@@ -198,7 +199,7 @@ class ClickTask:
         }
 
     def training(self, model: nn.Module, rate: float) -> Iterator[None]:
-        """Adagrad, whose steps are the same for sparse and dense gradients."""
+        """Train by Adagrad, whose steps are the same for sparse and dense gradients."""
         ids, dense, labels = _tensors(self.data.train)
         optimizer = torch.optim.Adagrad(model.parameters(), rate, initial_accumulator_value=1e-6)
         while True:
@@ -213,7 +214,7 @@ class ClickTask:
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
-        """AUC of the test rows."""
+        """Return the AUC of the test rows."""
         model.eval()
         ids, dense, labels = _tensors(self.data.test)
         made = [
@@ -223,11 +224,11 @@ class ClickTask:
         return auc(torch.cat(made).numpy(), labels.numpy())
 
     def yardstick(self) -> str:
-        """What the true probabilities reach."""
+        """Return the AUC of the true probabilities."""
         return "" if self.best is None else f"the truth {self.best:.4f}"
 
     def validation(self) -> ClickTask:
-        """The last rows held out."""
+        """Hold out the last rows."""
         rows = self.data.train
         last = len(rows) - int(_HELD_OUT * len(rows))
         train, held = (
@@ -240,7 +241,7 @@ class ClickTask:
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The chance that a click is scored above a non-click; ties count half (Mann-Whitney)."""
+    """Return the chance that a click is scored above a non-click; ties count half."""
     from scipy.stats import rankdata
 
     ranks = rankdata(scores)
@@ -258,7 +259,7 @@ def split(
     name: str,
     share: float = 0.2,
 ) -> Interactions:
-    """This share of all pairs held out, by chance."""
+    """Hold out this share of all pairs randomly."""
     held = np.random.default_rng(0).random(len(users)) < share
     return Interactions(
         name, users[~held], items[~held], users[held], items[held], user_count, item_count
@@ -266,16 +267,16 @@ def split(
 
 
 def first_users(data: Interactions, users: int, least: int = 3) -> Interactions:
-    """The first `users` users, and the items that at least so many of them took."""
+    """Keep the first `users` users, and the items that at least `least` of them took."""
     own, own_test = data.users < users, data.test_users < users
     count = np.bincount(data.items[own], minlength=data.item_count)
-    kept = count >= least
-    number = np.cumsum(kept) - 1
-    train = own & kept[data.items]
-    test = own_test & kept[data.test_items]
+    retained = count >= least
+    number = np.cumsum(retained) - 1
+    train = own & retained[data.items]
+    test = own_test & retained[data.test_items]
     return Interactions(
         data.name, data.users[train], number[data.items[train]], data.test_users[test],
-        number[data.test_items[test]], users, int(kept.sum()),
+        number[data.test_items[test]], users, int(retained.sum()),
     )  # fmt: skip
 
 

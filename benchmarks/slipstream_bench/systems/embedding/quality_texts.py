@@ -1,4 +1,4 @@
-"""Texts as bags of words on which compressed tables are trained from scratch and scored."""
+"""Texts as bags of words, on which compressed tables are trained and scored."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from slipstream.data import get
+from slipstream_bench import datasets
 from slipstream_bench.systems.embedding.quality_tasks import by_adam
 
 _HELD_OUT = 0.1
-# Words of a text that are read, and how often a word must occur to have a row.
-_LONGEST = 200
-_LEAST_OFTEN = 2
+# Maximum number of words read of a text, and minimum count of a word to have a row.
+_MAX_WORDS = 200
+_MIN_COUNT = 2
 
 
 class WordMeans(nn.Module):
-    """The class of a text from the mean of its words' vectors."""
+    """Classification of a text by the mean of its words' vectors."""
 
     def __init__(self, words: int, classes: int, dim: int) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class WordMeans(nn.Module):
         nn.init.normal_(self.words.weight, std=0.1)
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Ids [N] and where each text begins among them [texts] to scores [texts, classes]."""
+        """Map ids [N] and the start of each text in them [texts] to scores [texts, classes]."""
         scores: torch.Tensor = self.head(self.words(ids, offsets))
         return scores
 
@@ -42,7 +43,7 @@ class Texts:
     """Texts as ids of their words.
 
     Attributes:
-        ids: int64 [words of the text] each.
+        ids: int64 [words of the text] per text.
         labels: int64 [texts].
     """
 
@@ -50,20 +51,20 @@ class Texts:
     labels: np.ndarray
 
     def bags(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Ids, where texts begin, and labels of those that are `chosen`."""
-        texts = [self.ids[one] for one in chosen.tolist()]
+        """Return ids, starts of texts, and labels of the `chosen` ones."""
+        texts = [self.ids[index] for index in chosen.tolist()]
         begin = np.cumsum([0, *map(len, texts[:-1])])
         ids = torch.from_numpy(np.concatenate(texts))
         return ids, torch.from_numpy(begin), torch.from_numpy(self.labels[chosen.numpy()])
 
     def part(self, places: slice) -> Texts:
-        """Some of them."""
+        """Return a slice of the texts."""
         return Texts(self.ids[places], self.labels[places])
 
 
 @dataclass
 class TextTask:
-    """Topics or opinions of texts with `WordMeans`; scored by the share that is named right."""
+    """Classification of topics or opinions with `WordMeans`; scored by accuracy."""
 
     train: Texts
     test: Texts
@@ -78,11 +79,11 @@ class TextTask:
     metric = "accuracy"
 
     def model(self) -> nn.Module:
-        """One table."""
+        """Return a model of one table."""
         return WordMeans(self.word_count, self.class_count, self.dim)
 
     def counts(self) -> dict[str, torch.Tensor]:
-        """As often as training texts use them."""
+        """Return the number of uses of each word in training texts."""
         every = np.concatenate(self.train.ids)
         return {"words": torch.from_numpy(np.bincount(every, minlength=self.word_count))}
 
@@ -100,21 +101,21 @@ class TextTask:
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
-        """Of the test texts."""
+        """Return the accuracy on the test texts."""
         model.eval()
-        right = 0
+        correct = 0
         for part in torch.split(torch.arange(len(self.test.ids)), 512):
             ids, offsets, labels = self.test.bags(part)
-            right += int((model(ids, offsets).argmax(1) == labels).sum())
-        return right / len(self.test.ids)
+            correct += int((model(ids, offsets).argmax(1) == labels).sum())
+        return correct / len(self.test.ids)
 
     def yardstick(self) -> str:
-        """The same class for every text."""
+        """Return the accuracy of the same class for every text."""
         most = np.bincount(self.test.labels).max() / len(self.test.labels)
         return f"the largest class, no model, {most:.4f}"
 
     def validation(self) -> TextTask:
-        """The last training texts held out, as they were shuffled."""
+        """Hold out the last of the shuffled training texts."""
         last = len(self.train.ids) - int(_HELD_OUT * len(self.train.ids))
         return dataclasses.replace(
             self, train=self.train.part(slice(last)), test=self.train.part(slice(last, None))
@@ -122,7 +123,7 @@ class TextTask:
 
 
 def sentiments() -> TextTask:
-    """Sentences of film reviews, for or against; neutral ones left out."""
+    """Load sentences of film reviews, positive or negative, without neutral ones."""
     data = get("sst", drop_shared=True)
     middle = len(data.classes) // 2
     train, test = (
@@ -137,8 +138,8 @@ def sentiments() -> TextTask:
 
 
 def newsgroups() -> TextTask:
-    """Posts of twenty groups, by their first words."""
-    data = get("newsgroups")
+    """Load posts of twenty groups, by their first words."""
+    data = datasets.newsgroups()
     train = list(zip(data.train, data.train_labels.tolist(), strict=True))
     test = list(zip(data.test, data.test_labels.tolist(), strict=True))
     return _task("20 Newsgroups", train, test, classes=len(data.classes))
@@ -149,26 +150,27 @@ def _task(
 ) -> TextTask:
     split = [[(_words(text), label) for text, label in part] for part in (train, test)]
     often = Counter(word for words, _ in split[0] for word in words)
-    rows = [word for word, count in often.most_common() if count >= _LEAST_OFTEN]
+    rows = [word for word, count in often.most_common() if count >= _MIN_COUNT]
     number = {word: row for row, word in enumerate(rows)}
     order = np.random.default_rng(0).permutation(len(train))
-    shuffled = [split[0][one] for one in order]
+    shuffled = [split[0][index] for index in order]
     return TextTask(
         _numbered(shuffled, number), _numbered(split[1], number), len(rows), classes, name
     )
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text.lower())[:_LONGEST]
+    return re.findall(r"\w+|[^\w\s]", text.lower())[:_MAX_WORDS]
 
 
 def _numbered(texts: Sequence[tuple[list[str], int]], number: dict[str, int]) -> Texts:
-    """Texts without a word that is known are left out."""
+    """Replace words by ids; texts without a known word are left out."""
     ids = [
         (np.array([number[word] for word in words if word in number], np.int64), label)
         for words, label in texts
     ]
-    kept = [(words_of, label) for words_of, label in ids if len(words_of)]
+    nonempty = [(words_of, label) for words_of, label in ids if len(words_of)]
     return Texts(
-        tuple(words_of for words_of, _ in kept), np.array([label for _, label in kept], np.int64)
+        tuple(words_of for words_of, _ in nonempty),
+        np.array([label for _, label in nonempty], np.int64),
     )

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from slipstream.data import MissingDataError, get
+from slipstream.data import MissingDataError
 from slipstream.sparse import kernels
 from slipstream.sparse.metrics import METRICS
 from slipstream.sparse.neighbours import knn_graph
+from slipstream_bench.datasets import gowalla, movielens_100k
 from slipstream_bench.harness import one_thread, paired, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.sparse.peers import knn_bars, optional, semiring_bars
@@ -87,13 +88,13 @@ def _real_sets() -> Iterator[tuple[str, sp.csr_matrix | str]]:
 
 
 def _gowalla_rows() -> sp.csr_matrix:
-    data: Any = get("gowalla")
+    data = gowalla()
     ones = np.ones(len(data.users), np.float32)
     return sp.csr_matrix((ones, (data.users, data.items)), (data.user_count, data.item_count))
 
 
 def _movielens_rows() -> sp.csr_matrix:
-    data: Any = get("movielens_100k")
+    data = movielens_100k()
     return sp.csr_matrix((data.ratings.astype(np.float32), (data.users, data.items)))
 
 

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.spatial.distance import cdist
 
-from slipstream.data import get
 from slipstream.sparse.matrix import as_rows
 from slipstream.sparse.metrics import NON_NEGATIVE
 from slipstream.sparse.pairwise import pairwise_distances
 from slipstream.sparse.search import Limits, Searcher, SearchRun
 from slipstream.sparse.semiring import Semiring
+from slipstream_bench.datasets import newsgroups
 
 # SciPy's names; the others are computed from their formula below.
 _SCIPY = {"manhattan": "cityblock", "inner_product": "", "hellinger": "", "ruzicka": ""}
@@ -33,7 +33,7 @@ def newsgroups_rows() -> sp.csr_matrix:
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    posts: Any = get("newsgroups")
+    posts = newsgroups()
     made = TfidfVectorizer(min_df=2, dtype=np.float32).fit_transform([*posts.train, *posts.test])
     return sp.csr_matrix(made)
 
