@@ -152,7 +152,7 @@ def test_many_equal_texts_are_one_row_not_a_square_of_pairs(tmp_path: Path) -> N
     ("line", "words"),
     [
         ("not json", "JSON"),
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ('{"body": "x"}', "has no 'text'"),
         ('{"text": 3}', "'text' is a int, not a text"),
     ],
@@ -186,7 +186,7 @@ def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
     assert dedup(corpus, target).group.tolist() == [0, 1, 0]
     assert target.read_text() == '{"text": "one"}\n{"text": "two"}\n'
     corpus.write_text('{"text": "one"}\n\n[]\n')
-    with pytest.raises(SlipstreamError, match="no JSON object") as caught:
+    with pytest.raises(SlipstreamError, match="not a JSON object") as caught:
         dedup(corpus)
     assert caught.value.where == f"{corpus}:3"
 

@@ -1,6 +1,6 @@
-"""Distances between sparse rows, nearest neighbours and near-duplicates, exactly.
+"""Exact distances between sparse rows, nearest neighbours and near-duplicates.
 
-The estimators need scikit-learn, which is asked for when they are first used.
+The estimators need scikit-learn, which is imported when they are first used.
 """
 
 from __future__ import annotations

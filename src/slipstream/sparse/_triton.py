@@ -1,10 +1,10 @@
-"""Distances on a CUDA device, in Triton; imported only where it is needed.
+"""Distances on a CUDA device, in Triton; imported only when needed.
 
-A program takes one row of B and a tile of queries. The tile is dense, [columns, queries], so that
-an entry of the row meets its column of all queries in one line of memory: no look-up, no atomic
-addition, one order of summing. As in `slipstream.sparse.metrics`, only shared columns are summed.
+A program handles one row of B and a tile of queries. The tile is dense, [columns, queries], so that
+an entry of the row meets its column of all queries in one cache line: no look-up, no atomic
+addition, one order of summation. As in `slipstream.sparse.metrics`, only shared columns are summed.
 
-Kernels have no annotations: Triton compiles those, too. Numbers of operations are those of `Op`,
+Kernels have no annotations, which Triton would compile. Numbers of operations are those of `Op`,
 `Finish`, `Root` and `Exact`; `constants` holds c0, c1, c2, c3, power, columns and near_zero.
 """
 
@@ -26,20 +26,20 @@ def _entropy(x):
 
 @triton.jit
 def _relative(x, y):
-    there = (x > 0) & (y > 0)
-    ratio = tl.where(there, x, 1.0) / tl.where(there, y, 1.0)
-    return tl.where(there, x * tl.log(ratio), tl.where(x > 0, float("inf"), 0.0))
+    positive = (x > 0) & (y > 0)
+    ratio = tl.where(positive, x, 1.0) / tl.where(positive, y, 1.0)
+    return tl.where(positive, x * tl.log(ratio), tl.where(x > 0, float("inf"), 0.0))
 
 
 @triton.jit
 def _common(x, y):
-    alike = ((x > 0) & (y > 0)) | ((x < 0) & (y < 0))
-    return tl.where(alike, tl.minimum(tl.abs(x), tl.abs(y)), 0.0)
+    same_sign = ((x > 0) & (y > 0)) | ((x < 0) & (y < 0))
+    return tl.where(same_sign, tl.minimum(tl.abs(x), tl.abs(y)), 0.0)
 
 
 @triton.jit
 def _term(x, b, p, op: tl.constexpr):
-    """What a shared column adds; 0 where the query lacks it and x is 0."""
+    """Return the contribution of a shared column; 0 if the query lacks it and x is 0."""
     if op == 0:
         return x * b
     if op == 1:
@@ -73,7 +73,7 @@ def distances(
     queries, rows, width, stride, channels: tl.constexpr, op: tl.constexpr, op2: tl.constexpr,
     finish: tl.constexpr, root: tl.constexpr, tile: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile of queries to one row: out[query, row], and whether it is to be computed again."""
+    """Write distances of a query tile to one row, out[query, row], and flags of cancelled sums."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64)
     query, entry = tl.arange(0, tile), tl.arange(0, chunk)
@@ -83,15 +83,15 @@ def distances(
     t = tl.zeros([chunk, tile], p.dtype)
     end = tl.load(starts + row + 1)
     for at in range(tl.load(starts + row), end, chunk):
-        there = at + entry < end
-        column = tl.load(columns + at + entry, mask=there, other=0).to(tl.int64)
+        present = at + entry < end
+        column = tl.load(columns + at + entry, mask=present, other=0).to(tl.int64)
         place = (first * width + column)[:, None] * tile + query[None, :]
-        b = tl.load(values + at + entry, mask=there, other=0.0)[:, None]
-        x = tl.load(dense + place, mask=there[:, None], other=0.0)
+        b = tl.load(values + at + entry, mask=present, other=0.0)[:, None]
+        x = tl.load(dense + place, mask=present[:, None], other=0.0)
         s += _term(x, b, p, op)
         if channels == 2:
-            b = tl.load(values2 + at + entry, mask=there, other=0.0)[:, None]
-            x = tl.load(dense2 + place, mask=there[:, None], other=0.0)
+            b = tl.load(values2 + at + entry, mask=present, other=0.0)[:, None]
+            x = tl.load(dense2 + place, mask=present[:, None], other=0.0)
             t += _term(x, b, p, op2)
     s, t = tl.sum(s, axis=0), tl.sum(t, axis=0)
     if channels == 1:
@@ -118,7 +118,7 @@ def distances(
     elif finish == 4:
         x = 1.0 + a * b - s
         again = x < near * (1.0 + tl.abs(a * b))
-        # A row without variance is at no distance: not a number stays that.
+        # A row without variance has no distance: NaN is kept.
         x = tl.where(x < 0, 0.0, x)
     else:
         x = a + b - s
@@ -131,7 +131,7 @@ def distances(
 
 @triton.jit
 def _difference(x, y, c3, p, shift, exact: tl.constexpr):
-    """What a column of either row adds to a distance that is computed again."""
+    """Return the contribution of a column of either row to a distance that is recomputed."""
     if exact == 2:
         return (x - y) * (x - y)
     if exact == 3:
@@ -149,14 +149,14 @@ def _difference(x, y, c3, p, shift, exact: tl.constexpr):
 
 
 @triton.jit
-def _find(columns, begin, end, wanted, steps):
-    """The first places in ``begin <= place < end`` whose columns are not below those wanted."""
-    low = tl.zeros_like(wanted).to(tl.int64) + begin
+def _find(columns, begin, end, targets, steps):
+    """Return the first places in ``begin <= place < end`` with columns not below `targets`."""
+    low = tl.zeros_like(targets).to(tl.int64) + begin
     high = tl.zeros_like(low) + end
     for _ in range(steps):
         open_ = low < high
         middle = (low + high) // 2
-        below = tl.load(columns + middle, mask=open_, other=0) < wanted
+        below = tl.load(columns + middle, mask=open_, other=0) < targets
         low = tl.where(open_ & below, middle + 1, low)
         high = tl.where(open_ & (below == 0), middle, high)
     return low
@@ -168,7 +168,7 @@ def again(
     constants, steps, exact: tl.constexpr, finish: tl.constexpr, root: tl.constexpr,
     chunk: tl.constexpr,
 ):  # fmt: skip
-    """A pair whose sums cancelled, from both rows and in float64."""
+    """Recompute the distance of a pair whose sums cancelled, from both rows and in float64."""
     i = tl.load(pairs + tl.program_id(0) * 2)
     j = tl.load(pairs + tl.program_id(0) * 2 + 1)
     c0, c3 = tl.load(constants), tl.load(constants + 3)
@@ -181,27 +181,27 @@ def again(
     below = tl.zeros([chunk], tl.float64)
     shared = tl.zeros([chunk], tl.float64)
     for at in range(a_begin, a_end, chunk):
-        there = at + entry < a_end
-        column = tl.load(a_columns + at + entry, mask=there, other=0)
-        x = tl.load(a_values + at + entry, mask=there, other=0.0).to(tl.float64)
+        present = at + entry < a_end
+        column = tl.load(a_columns + at + entry, mask=present, other=0)
+        x = tl.load(a_values + at + entry, mask=present, other=0.0).to(tl.float64)
         place = _find(b_columns, b_begin, b_end, column, steps)
-        both = there & (place < b_end)
+        both = present & (place < b_end)
         both = both & (tl.load(b_columns + place, mask=both, other=-1) == column)
         y = tl.load(b_values + place, mask=both, other=0.0).to(tl.float64)
-        total += tl.where(there, _difference(x, y, c3, p, shift, exact), 0.0)
+        total += tl.where(present, _difference(x, y, c3, p, shift, exact), 0.0)
         shared += both.to(tl.float64)
         if exact == 8:
-            below += tl.where(there, tl.maximum(x, y), 0.0)
+            below += tl.where(present, tl.maximum(x, y), 0.0)
         if exact == 9:
-            below += tl.where(there, tl.abs(x + y), 0.0)
+            below += tl.where(present, tl.abs(x + y), 0.0)
     for at in range(b_begin, b_end, chunk):
-        there = at + entry < b_end
-        column = tl.load(b_columns + at + entry, mask=there, other=0)
-        y = tl.load(b_values + at + entry, mask=there, other=0.0).to(tl.float64)
+        present = at + entry < b_end
+        column = tl.load(b_columns + at + entry, mask=present, other=0)
+        y = tl.load(b_values + at + entry, mask=present, other=0.0).to(tl.float64)
         place = _find(a_columns, a_begin, a_end, column, steps)
-        both = there & (place < a_end)
+        both = present & (place < a_end)
         both = both & (tl.load(a_columns + place, mask=both, other=-1) == column)
-        alone = there & (both == 0)
+        alone = present & (both == 0)
         x = tl.zeros_like(y)
         total += tl.where(alone, _difference(x, y, c3, p, shift, exact), 0.0)
         if exact >= 8:

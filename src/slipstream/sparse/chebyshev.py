@@ -1,7 +1,7 @@
-"""The largest difference over all columns: a maximum, which has its own way.
+"""The largest difference over all columns, which needs its own search.
 
-What the columns of one row alone contribute to a sum can be taken off again; from a maximum it
-cannot. So entries are tried from the largest magnitude on, until no other can be farther apart.
+The contribution of the columns of only one row can be subtracted from a sum, but not from a
+maximum. So entries are tried from the largest magnitude, until no other can differ more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipstream.sparse.reference import ByRow
 
 
 class ChebyshevSearch(ByRow):
-    """Queries against rows; exact to the last digit, in float64 whatever is returned."""
+    """Queries against rows; exact to the last digit, in float64 whatever the result's dtype."""
 
     def __init__(self, left: Rows, right: Rows, dtype: np.dtype[Any]) -> None:
         self.rows, self.dtype = len(right), dtype
@@ -39,7 +39,7 @@ class ChebyshevSearch(ByRow):
         out[:] = exact
 
     def nearest(self, ranges: Int64s, threads: int, k: int) -> tuple[Floats, Int64s]:
-        # A range at a time: its distances are what scratch_bytes speaks of.
+        # One range at a time, for whose distances `scratch_bytes` provides.
         base, end = int(ranges.min()), int(ranges.max())
         distance, row = np.empty((end - base, k), self.dtype), np.empty((end - base, k), np.int64)
         for first, last in ranges.tolist():
@@ -57,7 +57,7 @@ class ChebyshevSearch(ByRow):
         rows = self.right.repeat(np.arange(self.rows))
         most = np.zeros(self.rows)
         np.maximum.at(most, rows, np.abs(self.right.data - dense[self.right.indices]))
-        # Columns the other row lacks: for each row all of the query's entries but the shared ones.
+        # Columns that the other row lacks: all of the query's entries but the shared ones.
         shared = np.isin(self.right.indices, self.left.indices[begin:end])
         alone = np.ones((self.rows, end - begin), bool)
         at = np.searchsorted(self.left.indices[begin:end], self.right.indices[shared])
@@ -68,7 +68,7 @@ class ChebyshevSearch(ByRow):
 
 
 def _largest_first(rows: Rows) -> Int32s:
-    """Entries of each row, counted from its beginning, by descending magnitude."""
+    """Return the entries of each row, numbered from its start, by descending magnitude."""
     row: Int64s = rows.repeat(np.arange(len(rows)))
     order = np.lexsort((-np.abs(rows.data), row))
     within: Int32s = (order - rows.repeat(rows.indptr[:-1])).astype(np.int32)

@@ -1,6 +1,6 @@
-"""Distances on a CUDA device: which matrices ask for it, and the kernels of `_triton` as an engine.
+"""Distances on a CUDA device: selection of the device, and the kernels of `_triton` as an engine.
 
-Row terms are made on the CPU as for every other engine; they take time linear in the entries.
+Row terms are computed on the CPU as for every engine; they take time linear in the entries.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ from slipstream.sparse.metrics import Exact, MetricPlan, Side
 if TYPE_CHECKING:
     import torch
 
-# Queries of a dense tile, a line of memory of float32; entries of a row at a time.
+# Queries of a dense tile, one cache line of float32; entries of a row at a time.
 _TILE, _CHUNK = 32, 32
 
 
 def device_of(**matrices: Any) -> Any:
-    """The CUDA device that the tensors among `matrices` are on, or None.
+    """Return the CUDA device of the tensors among `matrices`, or None.
 
     Raises:
-        InvalidArgumentError: some are there and others are not; names one that is not.
+        InvalidArgumentError: only some are on it; the error names one that is not.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    given = {name: matrix for name, matrix in matrices.items() if matrix is not None}
+    present = {name: matrix for name, matrix in matrices.items() if matrix is not None}
     places = {
         name: matrix.device if isinstance(matrix, torch.Tensor) else torch.device("cpu")
-        for name, matrix in given.items()
+        for name, matrix in present.items()
     }
     device = next((place for place in places.values() if place.type == "cuda"), None)
     for name, place in places.items():
         if device is not None and place != device:
             raise InvalidArgumentError(
-                name, f"is on {place}, the other matrix on {device}", remedy="move one of them"
+                name,
+                f"is on {place}, the other matrix on {device}",
+                remedy="move one of them to the other device",
             )
     return device
 
 
 def as_tensor(values: Any, device: Any) -> Any:
-    """`values` on `device`; as they are where that is None."""
+    """Move `values` to `device`; None leaves them unchanged."""
     if device is None or not isinstance(values, np.ndarray):
         return values
     return importlib.import_module("torch").from_numpy(values).to(device)
@@ -64,7 +66,7 @@ def _kernels() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """One side of a plan as tensors: rows with the values that are multiplied, and their terms."""
+    """One side of a plan as tensors: rows with the values to multiply, and their terms."""
 
     starts: torch.Tensor
     columns: torch.Tensor
@@ -113,14 +115,14 @@ class DeviceSearch:
         return 0
 
     def distances(self, ranges: Int64s, threads: int, out: Any) -> None:
-        """Writes ``out[i - base, j]``, a tensor, for the queries of `ranges`, [calls, 2]."""
+        """Write ``out[i - base, j]``, a tensor, for the queries of `ranges`, [calls, 2]."""
         base, end = int(ranges.min()), int(ranges.max())
         for first in range(base, end, self._piece):
             last = min(first + self._piece, end)
             self._distances(first, last, out[first - base : last - base])
 
     def nearest(self, ranges: Int64s, threads: int, k: int) -> tuple[Floats, Int64s]:
-        """Distances and rows of the `k` nearest, [queries, k]; ties by the lower row."""
+        """Return distances and rows of the `k` nearest, [queries, k]; ties by the lower row."""
         torch = importlib.import_module("torch")
         base, end = int(ranges.min()), int(ranges.max())
         distance, row = np.empty((end - base, k), self.dtype), np.empty((end - base, k), np.int64)
@@ -129,7 +131,7 @@ class DeviceSearch:
             block = torch.empty((last - first, self.rows), dtype=self._dtype, device=self.device)
             self._distances(first, last, block)
             block[block.isnan()] = torch.inf
-            # Stable: among equals the lower row comes first, which topk() does not promise.
+            # Stable: among equals the lower row comes first, which topk() does not guarantee.
             sorted_block = torch.sort(block, dim=1, stable=True)
             distance[first - base : last - base] = sorted_block.values[:, :k].cpu().numpy()
             row[first - base : last - base] = sorted_block.indices[:, :k].cpu().numpy()
@@ -141,10 +143,10 @@ class DeviceSearch:
 
     @property
     def _piece(self) -> int:
-        """Queries whose dense tiles and distances fit into the budget: at least one tile."""
+        """Number of queries whose dense tiles and distances fit the budget; at least one tile."""
         dense = self.right.width * len(self.plan.ops) * self.dtype.itemsize
-        of_one = dense + self.rows * (3 * self.dtype.itemsize + 8)
-        return max(1, self.block_bytes // (of_one * _TILE)) * _TILE
+        query_bytes = dense + self.rows * (3 * self.dtype.itemsize + 8)
+        return max(1, self.block_bytes // (query_bytes * _TILE)) * _TILE
 
     def _distances(self, first: int, last: int, out: Any) -> None:
         torch = importlib.import_module("torch")
@@ -161,9 +163,9 @@ class DeviceSearch:
         place = (row // _TILE * width + column) * _TILE + row % _TILE
         dense = []
         for values in a.channels:
-            one = torch.zeros(tiles * width * _TILE, dtype=self._dtype, device=self.device)
-            one[place] = values[entries]
-            dense.append(one)
+            tile = torch.zeros(tiles * width * _TILE, dtype=self._dtype, device=self.device)
+            tile[place] = values[entries]
+            dense.append(tile)
         cancelled = torch.zeros((queries, self.rows), dtype=torch.int8, device=self.device)
         _kernels().distances[self.rows, tiles](
             out, cancelled, b.starts, b.columns, b.channels[0], b.channels[-1], dense[0], dense[-1],

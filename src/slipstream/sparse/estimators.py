@@ -1,7 +1,7 @@
 """scikit-learn's neighbour estimators over exact sparse distances.
 
-They take what `sklearn.neighbors` takes and answer in its form, so that DBSCAN, HDBSCAN, TSNE,
-Isomap and the neighbour classifiers can be given their graph.
+Arguments and results are those of `sklearn.neighbors`, so that DBSCAN, HDBSCAN, TSNE, Isomap and
+the neighbour classifiers can use their graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAF_SIZE = 30
 
 
 class _Neighbours(BaseEstimator):
-    """Fitting, and what all estimators here answer."""
+    """Base class: fitting, and the methods that all estimators share."""
 
     n_neighbors: int
     radius: float
@@ -42,10 +42,10 @@ class _Neighbours(BaseEstimator):
         return tags
 
     def fit(self, X: Any, y: Any = None) -> Any:
-        """Keep the rows that are searched.
+        """Store the rows to search.
 
         Args:
-            X: [n, columns]; SciPy sparse (CSR is taken as it is), a torch tensor (sparse CSR, COO
+            X: [n, columns]; SciPy sparse (CSR is used without conversion), torch (sparse CSR, COO
                 or dense) or dense, finite.
             y: not used.
 
@@ -53,9 +53,9 @@ class _Neighbours(BaseEstimator):
             InvalidArgumentError: NaN or infinity, an unknown metric, an argument out of range.
 
         Warns:
-            SlipstreamWarning: `algorithm` or `leaf_size` is given, which have no say here.
+            SlipstreamWarning: `algorithm` or `leaf_size` is set, which have no effect here.
         """
-        self._say_ignored()
+        self._warn_ignored()
         rows = as_rows(self._checked(X, reset=True), "X")
         check_distance(self.metric)
         limits = Limits.of(self.n_jobs, self.block_bytes)
@@ -70,7 +70,7 @@ class _Neighbours(BaseEstimator):
             params.setdefault("p", self.p)
         return params
 
-    def _say_ignored(self) -> None:
+    def _warn_ignored(self) -> None:
         ignored = []
         if self.algorithm not in ("auto", "brute"):
             ignored.append(f"algorithm={self.algorithm!r}")
@@ -88,18 +88,18 @@ class _Neighbours(BaseEstimator):
         n_neighbors: int | None = None,
         return_distance: bool = True,
     ) -> Any:
-        """The nearest fitted rows, exactly, by distance; equally near ones by row.
+        """Return the nearest fitted rows, exactly, by distance; equally near ones by row.
 
         Args:
-            X: [m, columns] queries; None for the fitted rows, each without itself.
+            X: [m, columns] queries; None for the fitted rows, each excluding itself.
             n_neighbors: by default the estimator's.
-            return_distance: False returns the rows alone.
+            return_distance: whether to return distances too.
 
         Returns:
             distances and rows (int64), both [m, n_neighbors].
 
         Raises:
-            InvalidArgumentError: more neighbours than rows, other columns, NaN, ...
+            InvalidArgumentError: more neighbours than rows, a different number of columns, NaN.
         """
         check_is_fitted(self)
         k = self.n_neighbors if n_neighbors is None else n_neighbors
@@ -112,10 +112,10 @@ class _Neighbours(BaseEstimator):
         n_neighbors: int | None = None,
         mode: str = "connectivity",
     ) -> sp.csr_matrix:
-        """`kneighbors` as CSR [m, n]: ones, or with ``mode="distance"`` the distances.
+        """Return `kneighbors` as CSR [m, n]: ones, or with ``mode="distance"`` the distances.
 
         Raises:
-            InvalidArgumentError: as `kneighbors`; another mode.
+            InvalidArgumentError: `kneighbors` raises it, or `mode` is another one.
         """
         _check_mode(mode)
         distance, row = self.kneighbors(X, n_neighbors)
@@ -129,15 +129,15 @@ class _Neighbours(BaseEstimator):
         return_distance: bool = True,
         sort_results: bool = False,
     ) -> Any:
-        """All fitted rows up to `radius` away, for each query an array, by row.
+        """Return all fitted rows up to `radius` away, for each query an array, by row.
 
         Args:
             X, return_distance: as in `kneighbors`.
             radius: by default the estimator's.
-            sort_results: by distance in place of by row.
+            sort_results: order by distance instead of by row.
 
         Raises:
-            InvalidArgumentError: `radius` is not a number, and as `kneighbors`.
+            InvalidArgumentError: `kneighbors` raises it, or `radius` is not a number.
         """
         check_is_fitted(self)
         radius = self.radius if radius is None else radius
@@ -154,11 +154,11 @@ class _Neighbours(BaseEstimator):
         mode: str = "connectivity",
         sort_results: bool = False,
     ) -> sp.csr_matrix:
-        """`radius_neighbors` as CSR [m, n]; see `kneighbors_graph`."""
+        """Return `radius_neighbors` as CSR [m, n]; see `kneighbors_graph`."""
         _check_mode(mode)
         distances, rows = self.radius_neighbors(X, radius, sort_results=sort_results)
         row: Int64s = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)
-        lengths = np.array([len(one) for one in rows], np.int64)
+        lengths = np.array([len(near) for near in rows], np.int64)
         return self._graph(lengths, row, np.concatenate([*distances, np.empty(0)]), mode)
 
     def _graph(self, lengths: Int64s, row: Int64s, distance: Any, mode: str) -> sp.csr_matrix:
@@ -185,15 +185,15 @@ class NearestNeighbors(_Neighbours):
     """Exact neighbours under any metric of `slipstream.sparse.METRICS`.
 
     Args:
-        n_neighbors: of `kneighbors`, unless it is told.
-        radius: of `radius_neighbors`, unless it is told.
+        n_neighbors: default of `kneighbors`.
+        radius: default of `radius_neighbors`.
         metric: a name or a `slipstream.sparse.Semiring`.
         metric_params: its keyword arguments: ``{"p": 3}`` for minkowski.
         n_jobs: threads; None is one, -1 all.
-        block_bytes: working memory beside the rows and their index; 64 MiB by default.
-        algorithm, leaf_size: for scikit-learn's callers; ignored, with a warning where they ask
-            for a tree.
-        p: of minkowski, unless `metric_params` says another.
+        block_bytes: working memory in addition to the rows and their index; 64 MiB by default.
+        algorithm, leaf_size: for compatibility with scikit-learn; ignored, with a warning if they
+            request a tree.
+        p: exponent of minkowski, unless `metric_params` has it.
     """
 
     def __init__(
@@ -221,11 +221,11 @@ class NearestNeighbors(_Neighbours):
 
 
 class KNeighborsTransformer(TransformerMixin, _Neighbours):
-    """The graph of nearest rows, as ``sklearn.neighbors.KNeighborsTransformer`` makes it.
+    """The graph of nearest rows, in the format of ``sklearn.neighbors.KNeighborsTransformer``.
 
-    `transform` gives CSR [m, n]. With ``mode="distance"`` every row has one neighbour more than
-    `n_neighbors`, because the fitted rows are their own first ones, as the estimators that take
-    precomputed distances expect.
+    `transform` returns CSR [m, n]. With ``mode="distance"`` every row has one neighbour more than
+    `n_neighbors`, because the fitted rows are their own nearest neighbours, as the estimators that
+    take precomputed distances expect.
 
     Args:
         mode: ``"distance"`` or ``"connectivity"``.
@@ -259,16 +259,16 @@ class KNeighborsTransformer(TransformerMixin, _Neighbours):
         self.block_bytes = block_bytes
 
     def fit(self, X: Any, y: Any = None) -> Any:
-        """As `NearestNeighbors.fit`."""
+        """Store the rows to search, see `NearestNeighbors.fit`."""
         _check_mode(self.mode)
         return super().fit(X, y)
 
     def transform(self, X: Any) -> sp.csr_matrix:
-        """The graph from the rows of `X` to the fitted ones."""
+        """Return the graph from the rows of `X` to the fitted ones."""
         check_is_fitted(self)
         k = self.n_neighbors + (self.mode == "distance")
         return self.kneighbors_graph(X, k, self.mode)
 
     def fit_transform(self, X: Any, y: Any = None, **_: Any) -> sp.csr_matrix:
-        """Fit to `X` and give its own graph."""
+        """Fit to `X` and return its graph."""
         return self.fit(X, y).transform(X)

@@ -1,8 +1,8 @@
-"""The rows that are searched, by columns: dense where a column is in many rows, lists elsewhere.
+"""The searched rows by columns: dense if a column is in many rows, lists otherwise.
 
-Real columns are skewed as words are: in 20 Newsgroups a few hundred of 75,875 columns make most of
-the work. A column with ``df`` entries costs either ``df`` scattered additions a query or one sweep
-over a dense column, whose additions are contiguous; `SWEEP_COST` says from which ``df`` on the
+Real columns are as skewed as words: in 20 Newsgroups a few hundred of 75,875 columns cause most of
+the work. A column with ``df`` entries costs either ``df`` scattered additions per query or a sweep
+over a dense column, whose additions are contiguous; `SWEEP_COST` determines from which ``df`` the
 sweep is cheaper.
 """
 
@@ -21,12 +21,12 @@ from slipstream.sparse.metrics import MetricPlan, Op, Side
 BLOCK_BYTES = 512
 PADDING_BYTES = 512
 MAX_TILE_ROWS = 65_536
-# With dense columns the sums of many queries are kept at a time, without them those of one. Of sums
-# in 4 MiB, more queries are worth more than more rows: dense columns are read once for all of them.
+# With dense columns the sums of many queries are stored at a time, otherwise those of one. For sums
+# in 4 MiB more queries are better than more rows: dense columns are read once for all of them.
 TILE_ROWS, TILE_ROWS_OF_LISTS = 4_096, 32_768
 
-# What one row of a dense column costs, in scattered additions of the same operation: measured on
-# the machine of docs/sparse.md with AVX-512; only speed depends on it.
+# Cost of one row of a dense column, in scattered additions of the same operation: measured on the
+# machine of docs/sparse.md with AVX-512; it affects only speed.
 SWEEP_COST: dict[Op, float] = {
     Op.DOT: 0.05, Op.MIN: 0.05, Op.COMMON: 0.06, Op.EQUAL: 0.08, Op.SHARE: 0.15,
     Op.SHARE_MIN: 0.12, Op.POWER: 0.1, Op.ENTROPY: 0.3,
@@ -38,16 +38,16 @@ _HEAD_SHARE = 3.0
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """One plan's side of the rows that are searched.
+    """The searched rows as one plan needs them.
 
     Attributes:
         rows: the matrix.
         side: its values under the plan, in the working type.
-        head_of, tail_of: int32 [width]; the number of each column in head and tail, -1 if it is
-            not there.
+        head_of, tail_of: int32 [width]; the index of each column in head and tail, -1 if it is
+            not in it.
         head, head_aux: for each channel float [blocks, head columns, block rows].
         tile_rows: rows of a tile; the last tile may have fewer.
-        tile_start: int64 [tiles + 1]; where a tile's lists begin.
+        tile_start: int64 [tiles + 1]; start of each tile's lists.
         list_start: uint32 [tiles, tail columns + 1].
         list_row: uint16; the row within its tile.
         list_value, list_aux: for each channel float, padded.
@@ -82,7 +82,7 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """What it takes beside the matrix itself."""
+        """Size in bytes, without the matrix itself."""
         arrays = [
             self.head_of, self.tail_of, self.tile_start, self.list_start, self.list_row, self.term,
             *self.head, *self.head_aux, *self.list_value, *self.list_aux,
@@ -91,11 +91,11 @@ class Index:
 
 
 def build_index(rows: Rows, plan: MetricPlan, side: Side, tile_rows: int | None = None) -> Index:
-    """`rows` by columns.
+    """Build the index of `rows`.
 
     Args:
-        side: what ``plan.right`` makes of `rows`, in the working type.
-        tile_rows: a multiple of 128, at most 65,536; by default chosen.
+        side: result of ``plan.right`` for `rows`, in the working type.
+        tile_rows: a multiple of 128, at most 65,536; None to choose.
     """
     dtype = side.exact.dtype
     block = BLOCK_BYTES // dtype.itemsize
@@ -135,20 +135,20 @@ def build_index(rows: Rows, plan: MetricPlan, side: Side, tile_rows: int | None 
             head[c][where] = side.channels[c][part][at]
             _fill(head_aux[c], where, side.aux[c], part, at)
         at = np.flatnonzero(tail_of[column] >= 0)
-        names = tail_of[column[at]]
+        tails = tail_of[column[at]]
         # Stable: within a column, rows stay in order.
-        order = np.argsort(names, kind="stable")
+        order = np.argsort(tails, kind="stable")
         begin = int(tile_start[t])
         end = begin + len(at)
         tile_start[t + 1] = end
-        counts = np.bincount(names, minlength=len(tail_ids))
+        counts = np.bincount(tails, minlength=len(tail_ids))
         list_start[t, 1:] = np.cumsum(counts)
         at = at[order]
         list_row[begin:end] = row[at]
         for c in channels:
             list_value[c][begin:end] = side.channels[c][part][at]
             _fill(list_aux[c], slice(begin, end), side.aux[c], part, at)
-    # The same for every row past the last: read in whole vectors, never given out.
+    # Rows past the last are read in whole vectors, but never returned.
     term = np.zeros(tiles * tile, dtype)
     term[: len(rows)] = side.term
     return Index(
@@ -158,7 +158,7 @@ def build_index(rows: Rows, plan: MetricPlan, side: Side, tile_rows: int | None 
 
 
 def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Zeros that begin with a cache line: no vector of a dense column then lies in two."""
+    """Return zeros that start at a cache line, so that no vector of a column crosses two."""
     count = int(np.prod(shape))
     line = 64 // np.dtype(dtype).itemsize
     whole = np.zeros(count + line, dtype)
@@ -176,20 +176,20 @@ def _fill(
 def _head(
     frequency: Int64s, padded_rows: int, plan: MetricPlan, itemsize: int, nnz: int
 ) -> npt.NDArray[np.intp]:
-    """Columns to keep dense, ascending: the most frequent, as many as pay and fit."""
+    """Return the columns to store dense, ascending: the most frequent that are worth it and fit."""
     # Half as many float64 as float32 fit into a register.
     cost = max(SWEEP_COST[op] for op in plan.ops) * itemsize / 4
-    pays = np.flatnonzero(frequency > cost * padded_rows)
+    worth_it = np.flatnonzero(frequency > cost * padded_rows)
     column_bytes = padded_rows * itemsize * 2 * len(plan.ops)
     fit = int(max(_HEAD_BYTES, _HEAD_SHARE * nnz * (itemsize + 4)) // column_bytes)
-    if len(pays) > fit:
-        # Among equally frequent ones those with the lower number, whatever the machine.
-        pays = np.sort(pays[np.argsort(-frequency[pays], kind="stable")[:fit]])
-    return pays
+    if len(worth_it) > fit:
+        # Among equally frequent columns those with the lower number, on every machine.
+        worth_it = np.sort(worth_it[np.argsort(-frequency[worth_it], kind="stable")[:fit]])
+    return worth_it
 
 
 def _tile_rows(rows: int, dense: int, columns: int, nnz: int) -> int:
-    """Small enough for sums to stay in the cache, large enough for few starts of lists."""
+    """Return a tile small enough for sums in the cache, and large enough for few list starts."""
     tile = TILE_ROWS if dense else TILE_ROWS_OF_LISTS
     while tile < MAX_TILE_ROWS and (rows // tile + 1) * columns > nnz:
         tile *= 2

@@ -1,4 +1,4 @@
-"""All pairs of rows that are near, as a stream; sets by the prefixes they must share."""
+"""All pairs of near rows, as a stream; near sets are found by their prefixes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slipstream.sparse.neighbours import check_distance, pairs_within
 from slipstream.sparse.search import Limits, Searcher, cut, running
 from slipstream.sparse.semiring import Semiring
 
-# Bytes that a candidate pair takes while it is looked at, about.
+# Approximate bytes per candidate pair.
 _CANDIDATE_BYTES = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Some pairs, by their left row, then by their right row.
+    """A block of pairs, by their left row, then by their right row.
 
     Attributes:
         left, right: int64 [pairs]; rows of X and of Y.
@@ -47,11 +47,11 @@ def radius_join(
     block_bytes: int | None = None,
     **options: Any,
 ) -> Iterator[Pairs]:
-    """Every pair of rows up to `radius` apart, exactly, a block at a time.
+    """Yield every pair of rows up to `radius` apart, exactly, in blocks.
 
     Jaccard distances below 1 are found by prefixes (Chaudhuri et al., A Primitive Operator for
-    Similarity Joins, ICDE 2006): sets that are that similar share one of their rarest columns, so
-    that only rows which do are compared. Other metrics compare all rows with all.
+    Similarity Joins, ICDE 2006): sets of this similarity share one of their rarest columns, so that
+    only rows which do are compared. Other metrics compare all pairs of rows.
 
     Args:
         X: [m, columns]; see `slipstream.sparse.pairwise_distances`.
@@ -60,11 +60,11 @@ def radius_join(
         radius: not negative.
 
     Yields:
-        blocks of `Pairs` that ascend, none of them empty.
+        non-empty blocks of `Pairs`, in ascending order.
 
     Raises:
-        InvalidArgumentError: as `pairwise_distances`; `radius` is no distance, or the metric a
-            similarity.
+        InvalidArgumentError: `pairwise_distances` raises it, `radius` is negative, or the metric is
+            a similarity.
     """
     if not isinstance(radius, int | float | np.number) or not radius >= 0:
         raise InvalidArgumentError("radius", f"{radius!r} is not zero or a positive number")
@@ -94,14 +94,14 @@ def _jaccard_pairs(
 def overlaps(
     left: Rows, right: Rows, similarity: float, within: bool, block_bytes: int
 ) -> Iterator[tuple[Int64s, Int64s, Int64s, Int64s]]:
-    """Pairs of sets whose Jaccard similarity may reach `similarity` > 0, with what decides it.
+    """Yield pairs of sets whose Jaccard similarity may reach `similarity` > 0, with their counts.
 
     Args:
-        within: left and right are the same rows; only pairs with the lower row first.
+        within: whether left and right are the same rows; only pairs with the lower row first.
 
     Yields:
-        left row, right row, columns both have, columns either has; int64, ascending. Every pair
-        that reaches `similarity` is there, and some that do not.
+        left row, right row, columns in both, columns in either; int64, ascending. They include
+            every pair that reaches `similarity`, and some that do not.
     """
     left, right = same_columns(left, right, ("X", "Y"))
     # Rare columns first: few rows share them.
@@ -111,7 +111,7 @@ def overlaps(
     prefixes = _prefixes(right, rank, similarity)
     queries = prefixes if within else _prefixes(left, rank, similarity)
     transposed = prefixes.T.tocsr()
-    one, other = _sets(left), _sets(right)
+    left_sets, right_sets = _sets(left), _sets(right)
     lengths_a, lengths_b = left.lengths, right.lengths
     empty = np.flatnonzero(lengths_b == 0)
     work = np.asarray(
@@ -120,11 +120,11 @@ def overlaps(
     for first, last in cut(running(work), block_bytes / _CANDIDATE_BYTES):
         candidates = (queries[first:last] @ transposed).tocoo()
         i, j = candidates.row.astype(np.int64) + first, candidates.col.astype(np.int64)
-        none = np.flatnonzero(lengths_a[first:last] == 0) + first
-        i = np.concatenate([i, np.repeat(none, len(empty))])
-        j = np.concatenate([j, np.tile(empty, len(none))])
+        both_empty = np.flatnonzero(lengths_a[first:last] == 0) + first
+        i = np.concatenate([i, np.repeat(both_empty, len(empty))])
+        j = np.concatenate([j, np.tile(empty, len(both_empty))])
         short, long = (f(lengths_a[i], lengths_b[j]) for f in (np.minimum, np.maximum))
-        # The shorter set alone bounds how similar they are.
+        # The length of the shorter set bounds the similarity.
         keep = short >= similarity * long * (1 - 1e-12)
         if within:
             keep &= j > i
@@ -132,25 +132,25 @@ def overlaps(
         order = np.lexsort((j, i))
         i, j = i[order], j[order]
         if len(i):
-            shared = _shared(one, other, i, j, block_bytes)
+            shared = _shared(left_sets, right_sets, i, j, block_bytes)
             yield i, j, shared, lengths_a[i] + lengths_b[j] - shared
 
 
 def _prefixes(rows: Rows, rank: Int64s, similarity: float) -> sp.csr_matrix:
-    """The rarest columns of each row: without one of them in common, too few others are left.
+    """Return the rarest columns of each row that similar rows must share one of.
 
     Sets of similarity ``t`` share at least ``t n`` of the ``n`` columns of either, so the
     ``n - ceil(t n) + 1`` rarest of both have a column in common.
     """
     lengths = rows.lengths
-    # A little less than t n, lest rounding shortens a prefix.
+    # Slightly less than t n, since rounding must not shorten a prefix.
     needed = np.ceil(similarity * lengths * (1 - 1e-12) - 1e-9).astype(np.int64)
-    wanted = np.clip(lengths - needed + 1, 0, lengths)
+    counts = np.clip(lengths - needed + 1, 0, lengths)
     row = rows.repeat(np.arange(len(rows)))
     order = np.lexsort((rank[rows.indices], row))
     place = np.arange(rows.nnz) - rows.repeat(rows.indptr[:-1])
-    chosen = order[place < rows.repeat(wanted)]
-    starts = np.concatenate([[0], np.cumsum(wanted)])
+    chosen = order[place < rows.repeat(counts)]
+    starts = np.concatenate([[0], np.cumsum(counts)])
     ones = np.ones(len(chosen), np.int32)
     return sp.csr_matrix((ones, rows.indices[chosen], starts), shape=(len(rows), rows.width))
 
@@ -160,12 +160,12 @@ def _sets(rows: Rows) -> sp.csr_matrix:
 
 
 def _shared(
-    one: sp.csr_matrix, other: sp.csr_matrix, i: Int64s, j: Int64s, block_bytes: int
+    left: sp.csr_matrix, right: sp.csr_matrix, i: Int64s, j: Int64s, block_bytes: int
 ) -> Int64s:
-    """How many columns rows ``i[n]`` and ``j[n]`` share."""
+    """Return the number of columns that rows ``i[n]`` and ``j[n]`` share."""
     shared = np.empty(len(i), np.int64)
-    cost = (np.diff(one.indptr)[i] + np.diff(other.indptr)[j]).astype(np.float64)
+    cost = (np.diff(left.indptr)[i] + np.diff(right.indptr)[j]).astype(np.float64)
     for first, last in cut(running(cost), block_bytes / _CANDIDATE_BYTES):
-        both = one[i[first:last]].multiply(other[j[first:last]])
+        both = left[i[first:last]].multiply(right[j[first:last]])
         shared[first:last] = np.asarray(both.sum(axis=1)).ravel()
     return shared

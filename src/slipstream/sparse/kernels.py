@@ -1,4 +1,4 @@
-"""ctypes over ``native/include/slipstream/sparse.h``; nothing here decides anything."""
+"""ctypes bindings of ``native/include/slipstream/sparse.h``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.sparse.index import Index
 from slipstream.sparse.matrix import Float64s, Floats, Int32s, Int64s, Rows
 from slipstream.sparse.metrics import MetricPlan, Side
 
-# Queries of a range, for which a block of dense columns is read once.
+# Maximum queries per range, for which a block of dense columns is read once.
 AT_ONCE = 256
 _FAMILY = Family("sparse", {
     "sparse_level": [INT32],
@@ -26,7 +26,7 @@ _FAMILY = Family("sparse", {
     "sparse_nearest": [POINTER, POINTER, INT64, POINTER, POINTER],
     "sparse_chebyshev": [POINTER, POINTER, POINTER, INT64],
 }, {"sparse_scratch_bytes": INT64}, abi=1)  # fmt: skip
-# Of the numbers of slipstream_sparse_level, the one a named level allows.
+# Maximum value of slipstream_sparse_level for each instruction set.
 _LEVELS = {
     InstructionSet.AVX2: 1, InstructionSet.AVXVNNI: 1, InstructionSet.AVX512BW: 2,
     InstructionSet.AVX512VNNI: 2, InstructionSet.AVX512: 2, InstructionSet.AMX: 2,
@@ -54,7 +54,7 @@ _ChebyshevJob = structure(
     "uint64_t struct_bytes; int32_t non_negative, reserved; csr a, b; void* order_a, order_b",
     csr=_Rows,
 )
-# Members of a job that are called as what they are taken from.
+# Members of a job with the name of their source.
 _OF_PLAN = ("finish", "root", "exact", "c0", "c1", "c2", "c3", "power")
 _OF_INDEX = ("tile_start", "list_start", "list_row")
 _OF_INDEX_BY_CHANNEL = ("head", "head_aux", "list_value", "list_aux")
@@ -63,13 +63,13 @@ _OF_QUERIES_BY_CHANNEL = ("head_value", "tail_value", "head_value_aux", "tail_va
 
 
 def native() -> ctypes.CDLL | None:
-    """The compiled library, if it is there and has these kernels."""
+    """Return the compiled library, if it exists and has these kernels."""
     compiled: ctypes.CDLL | None = _FAMILY.library
     return compiled
 
 
 def level() -> int:
-    """The instruction set the kernels use: 0 baseline, 1 AVX2, 2 AVX-512 (F, BW, DQ, VL)."""
+    """Return the instruction set of the kernels: 0 baseline, 1 AVX2, 2 AVX-512 (F, BW, DQ, VL)."""
     loaded = native()
     allowed = _LEVELS.get(cpu_features().best, 0)
     return 0 if loaded is None else int(loaded.slipstream_sparse_level(allowed))
@@ -77,7 +77,7 @@ def level() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """The other side: each row's entries in columns of an index, dense and listed ones apart."""
+    """Queries with their entries in columns of an index, split into dense and listed columns."""
 
     rows: Rows
     side: Side
@@ -110,26 +110,26 @@ def _starts(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Int64s:
 
 
 class _NativeCalls:
-    """Calls of the compiled kernels for one job; they may run on several threads.
+    """Calls of the compiled kernels for one job, on one or more threads.
 
     Args:
-        job: what they are to do.
-        kept: everything a pointer in it leads to.
+        job: the input of the kernels.
+        owners: objects that own the memory which the job points to.
     """
 
-    def __init__(self, loaded: ctypes.CDLL, level: int, job: Any, kept: Sequence[object]) -> None:
-        self._library, self._level, self._job, self._kept = loaded, level, job, kept
+    def __init__(self, loaded: ctypes.CDLL, level: int, job: Any, owners: Sequence[object]) -> None:
+        self._library, self._level, self._job, self._owners = loaded, level, job, owners
         job.struct_bytes = ctypes.sizeof(job)
 
     def scratch_bytes(self, queries: int) -> int:
-        """Working memory of a call with so many queries."""
+        """Return the working memory of a call with this many queries."""
         return int(self._library.slipstream_sparse_scratch_bytes(ctypes.byref(self._job), queries))
 
     def _call(self, function: str, ranges: Int64s, threads: int, *arguments: object) -> None:
         """
         Args:
             ranges: int64 [calls, 2]; first and last + 1 of the queries computed at a time. They
-                tile ``base <= i < base + queries``, in any order.
+                partition ``base <= i < base + queries``, in any order.
         """
         ranges = np.ascontiguousarray(ranges, np.int64)
         threads = max(1, min(threads, len(ranges)))
@@ -141,7 +141,7 @@ class _NativeCalls:
         )  # fmt: skip
         compiled = getattr(self._library, f"slipstream_sparse_{function}")
         if compiled(ctypes.byref(self._job), ctypes.byref(calls), *arguments):
-            # The arrays were made by us, so this is a defect of ours.
+            # The arrays are not the user's, so this is a defect here.
             raise SlipstreamError(
                 "the distance kernels refused their input",
                 remedy="report this as a defect of slipstream",
@@ -179,12 +179,12 @@ class NativeSearch(_NativeCalls):
         super().__init__(loaded, level(), job, [plan, index, queries])
 
     def distances(self, ranges: Int64s, threads: int, out: Floats) -> None:
-        """Writes ``out[i - base, j]`` for the queries of `ranges`; its rows are contiguous."""
+        """Write ``out[i - base, j]`` for the queries of `ranges`; its rows are contiguous."""
         stride = out.strides[0] // out.itemsize
         self._call("distances", ranges, threads, array_pointer(out), stride)
 
     def nearest(self, ranges: Int64s, threads: int, k: int) -> tuple[Floats, Int64s]:
-        """Distances and rows of the `k` nearest, [queries, k], the nearest first."""
+        """Return distances and rows of the `k` nearest, [queries, k], the nearest first."""
         queries = int(ranges.max() - ranges.min())
         distance, row = np.empty((queries, k), self.dtype), np.empty((queries, k), np.int64)
         self._call("nearest", ranges, threads, k, array_pointer(distance), array_pointer(row))
@@ -192,7 +192,7 @@ class NativeSearch(_NativeCalls):
 
 
 class NativeChebyshev(_NativeCalls):
-    """The largest difference over all columns, of queries to rows; both float64."""
+    """The largest difference over all columns, from queries to rows; both float64."""
 
     def __init__(
         self, loaded: ctypes.CDLL, left: Rows, right: Rows, orders: tuple[Int32s, Int32s]
@@ -209,7 +209,7 @@ class NativeChebyshev(_NativeCalls):
         return self._width * 8
 
     def distances(self, ranges: Int64s, threads: int, out: Float64s) -> None:
-        """Writes ``out[i - base, j]``; see `NativeSearch.distances`."""
+        """Write ``out[i - base, j]``; see `NativeSearch.distances`."""
         self._call("chebyshev", ranges, threads, array_pointer(out), out.shape[1])
 
 

@@ -1,14 +1,14 @@
-"""Every distance as a sum over the columns two rows share, and what finishes it.
+"""Every distance as a sum over the columns that two rows share, and a final function of it.
 
 With ``u(a) = f(a, 0)`` and ``v(b) = f(0, b)``, a sum of ``f`` over the columns of either row is
 
     sum over A of u + sum over B of v + sum over both of (f(a, b) - u(a) - v(b)),
 
-two numbers a row, made once, and one pass over the columns that both have. Published kernels for
-such distances pass twice (Nolet et al., Semiring Primitives for Sparse Neighborhood Methods on the
-GPU, MLSys 2022). A `MetricPlan` says what is multiplied (`Op`), how the sums become a distance
-(`Finish`) and what a distance that nearly cancelled is computed from again (`Exact`). Only the
-maximum of ``chebyshev`` cannot be written so; see `slipstream.sparse.chebyshev`.
+two numbers per row, computed once, and one pass over the columns in both. Published kernels for
+such distances take two passes (Nolet et al., Semiring Primitives for Sparse Neighborhood Methods on
+the GPU, MLSys 2022). A `MetricPlan` has the terms of the sum (`Op`), the function from sums to
+distance (`Finish`) and the formula for a distance whose terms nearly cancelled (`Exact`). Only the
+maximum of ``chebyshev`` does not have this form; see `slipstream.sparse.chebyshev`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slipstream.sparse.matrix import Float64s, Floats, Rows
 
 
 class Op(enum.IntEnum):
-    """What is added up over shared columns; the numbers are those of ``sparse.h``."""
+    """Term of the sum over shared columns; the numbers are those of ``sparse.h``."""
 
     DOT = 0
     MIN = 1
@@ -40,7 +40,7 @@ class Op(enum.IntEnum):
 
 
 class Finish(enum.IntEnum):
-    """How sums ``s`` and ``t`` and row terms ``u`` and ``v`` become a distance."""
+    """Function from sums ``s`` and ``t`` and row terms ``u`` and ``v`` to a distance."""
 
     AFFINE = 0
     SUM = 1
@@ -51,7 +51,7 @@ class Finish(enum.IntEnum):
 
 
 class Root(enum.IntEnum):
-    """What is taken of a `Finish.SUM` at the end."""
+    """Root of a `Finish.SUM`."""
 
     PLAIN = 0
     SQRT = 1
@@ -59,7 +59,7 @@ class Root(enum.IntEnum):
 
 
 class Exact(enum.IntEnum):
-    """What is computed again, row against row, where the sums nearly cancelled."""
+    """Formula by which two rows are compared again if the sums nearly cancelled."""
 
     NEVER = 0
     ABSOLUTE = 1
@@ -75,14 +75,14 @@ class Exact(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One matrix as a plan needs it.
+    """One matrix as input of a plan.
 
     Attributes:
-        channels: for each channel the values that are multiplied, float [nnz].
-        aux: for each channel a function of those values that the operation needs too, or None.
-        exact: values that distances are computed from again, float [nnz].
+        channels: for each channel the values to multiply, float [nnz].
+        aux: for each channel a function of those values that the operation also needs, or None.
+        exact: values from which distances are recomputed, float [nnz].
         term: float64 [rows], ``u`` or ``v``.
-        term1, term2: float64 [rows]; what a divergence and a correlation need too.
+        term1, term2: float64 [rows]; additional terms of a divergence or correlation.
     """
 
     channels: tuple[Floats, ...]
@@ -93,7 +93,7 @@ class Side:
     term2: Float64s | None = None
 
     def as_type(self, dtype: npt.DTypeLike) -> Side:
-        """The same with values of `dtype`."""
+        """Return the side with values of `dtype`."""
         return replace(
             self,
             channels=tuple(np.ascontiguousarray(values, dtype) for values in self.channels),
@@ -110,15 +110,16 @@ Prepare = Callable[[Rows], Side]
 
 @dataclass(frozen=True, eq=False)
 class MetricPlan:
-    """How one metric is computed.
+    """Computation of one metric.
 
     Attributes:
-        ops: for each channel what is added up; its sums are ``s`` and ``t`` (one channel: both).
+        ops: for each channel the terms that are summed; the sums are ``s`` and ``t`` (one channel:
+            both).
         left, right: make a `Side` of A and of B.
-        degree: values are taken to this power; beyond what a type can hold, a wider one is used.
+        degree: power of the values; if a type cannot hold it, a wider one is used.
         c0, c1, c2, c3: constants of `finish` and `exact`; see ``sparse.h``.
         power: ``p``.
-        columns: ``k``, of the matrix as it was given.
+        columns: ``k``, of the input matrix.
     """
 
     ops: tuple[Op, ...]
@@ -139,14 +140,15 @@ class MetricPlan:
 
 @dataclass(frozen=True)
 class Options:
-    """What some metrics can be told.
+    """Arguments of some metrics.
 
     Attributes:
         p: exponent of ``minkowski``.
-        normalise: divide each row by its sum: for ``hellinger`` and ``jensenshannon`` unless it is
-            False, for ``kl`` and ``kl_intersection`` only if True. A row without entries stays so.
+        normalise: whether to divide each row by its sum: for ``hellinger`` and ``jensenshannon``
+            unless it is False, for ``kl`` and ``kl_intersection`` only if True. An empty row
+            remains empty.
         smoothing: ``kl``: added to every value of both rows, so that the distance is finite, and
-            still 0 of a row to itself; of shares of rows that are not empty never negative.
+            still 0 from a row to itself; it is never negative for normalised rows with entries.
     """
 
     p: float = 2.0
@@ -173,14 +175,14 @@ _TAKES: dict[str, frozenset[str]] = {
 
 
 def metric_name(metric: str) -> str:
-    """The one name of `metric`, which may be an alias.
+    """Return the canonical name of `metric`, which may be an alias.
 
     Raises:
-        InvalidArgumentError: no such metric; the nearest are suggested.
+        InvalidArgumentError: there is no such metric; the nearest are suggested.
     """
     if not isinstance(metric, str):
         raise InvalidArgumentError(
-            "metric", f"{type(metric).__name__} is not a name", remedy="a string, or a Semiring"
+            "metric", f"{type(metric).__name__} is not a name", remedy="pass a string or a Semiring"
         )
     name = ALIASES.get(metric.lower(), metric.lower())
     if name not in METRICS:
@@ -189,21 +191,23 @@ def metric_name(metric: str) -> str:
     return name
 
 
-def check_options(name: str, given: dict[str, Any]) -> Options:
-    """The keyword arguments of a metric as `Options`.
+def check_options(name: str, arguments: dict[str, Any]) -> Options:
+    """Return the keyword arguments of a metric as `Options`.
 
     Raises:
-        InvalidArgumentError: the metric takes no such argument, or the value is out of range.
+        InvalidArgumentError: the metric has no such argument, or the value is out of range.
     """
     takes = _TAKES.get(name, frozenset())
-    for key in given:
+    for key in arguments:
         if key not in takes:
-            words = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
-            raise InvalidArgumentError(key, f"not an argument of {name}", remedy=words)
-    options = Options(**given)
+            accepted = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
+            raise InvalidArgumentError(key, f"not an argument of {name}", remedy=accepted)
+    options = Options(**arguments)
     if not (_is_number(options.p) and 0 < options.p < np.inf):
         raise InvalidArgumentError(
-            "p", f"{options.p!r} is not a positive number", remedy="metric='chebyshev' is p = inf"
+            "p",
+            f"{options.p!r} is not a positive number",
+            remedy="for p = inf use metric='chebyshev'",
         )
     if not (_is_number(options.smoothing) and 0 <= options.smoothing < np.inf):
         raise InvalidArgumentError("smoothing", f"{options.smoothing!r} is not zero or positive")
@@ -213,29 +217,29 @@ def check_options(name: str, given: dict[str, Any]) -> Options:
     return Options(float(options.p), normalise, float(options.smoothing))
 
 
-def _is_number(given: object) -> bool:
-    return isinstance(given, int | float | np.number) and not isinstance(given, bool)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def check_domain(name: str, rows: Rows, argument: str) -> None:
-    """Raise InvalidArgumentError for negative values, if `name` has no meaning for them."""
+    """Raise InvalidArgumentError for negative values if `name` is not defined for them."""
     if name in NON_NEGATIVE and rows.nnz and rows.data.min() < 0:
         at = int(rows.data.argmin())
         row = int(np.searchsorted(rows.indptr, at, side="right")) - 1
         raise InvalidArgumentError(
             argument,
-            f"{name} needs values >= 0, row {row} holds {rows.data[at]:g}",
-            remedy="braycurtis and canberra take negative values",
+            f"{name} needs values >= 0, but row {row} has {rows.data[at]:g}",
+            remedy="use braycurtis or canberra for negative values",
         )
 
 
 def plan_of(name: str, options: Options, columns: int, non_negative: bool) -> MetricPlan:
-    """How to compute an additive metric.
+    """Return the plan of an additive metric.
 
     Args:
         name: one of `ADDITIVE`.
-        columns: of the matrices as they were given.
-        non_negative: no value of either matrix is below zero, which makes some sums cheaper.
+        columns: those of the input matrices.
+        non_negative: whether no value of either matrix is below zero; some sums are then cheaper.
     """
     if name == "minkowski":
         special = {1.0: "manhattan", 2.0: "euclidean"}.get(float(options.p))
@@ -245,7 +249,7 @@ def plan_of(name: str, options: Options, columns: int, non_negative: bool) -> Me
     return replace(_PLANS[name](options, columns, common), columns=columns, name=name)
 
 
-# ---- what a side is made of ----------------------------------------------------------------------
+# ---- sides ---------------------------------------------------------------------------------------
 
 
 def _plain(term: Callable[[Rows], Float64s]) -> Prepare:
@@ -273,7 +277,7 @@ def _binary(rows: Rows) -> Side:
 
 
 def _unit_length(rows: Rows) -> Side:
-    """Rows of length 1; by the largest entry first, so that no square overflows or vanishes."""
+    """Return rows of length 1, first scaled by the largest entry so that no square overflows."""
     values = rows.data.astype(np.float64)
     largest = _largest(rows)
     # A power of two divides without rounding.
@@ -283,7 +287,7 @@ def _unit_length(rows: Rows) -> Side:
 
 
 def _centred(rows: Rows, *, left: bool) -> Side:
-    """Rows divided by their deviation from their own mean over all columns."""
+    """Return rows divided by their deviation from their mean over all columns."""
     count, values = float(max(rows.columns, 1)), rows.data.astype(np.float64)
     largest = _largest(rows)
     values = values / rows.repeat(_power_of_two(largest))
@@ -300,7 +304,7 @@ def _centred(rows: Rows, *, left: bool) -> Side:
         )
         constant |= full & (spread == 0)
     scale = np.where(constant, np.nan, np.sqrt(deviation))
-    # Values of a row without variance must be numbers; its term alone makes distances undefined.
+    # Values of a row without variance must be numbers; its term makes distances undefined.
     values = values / rows.repeat(np.where(constant, 1.0, scale))
     mean = mean / scale
     return Side((values,), values, mean * count if left else mean, term1=mean)
@@ -324,7 +328,7 @@ def _or_one(divisor: Float64s) -> Float64s:
 
 
 def _shares(rows: Rows, normalise: bool) -> Float64s:
-    """Values as float64, each row divided by its sum."""
+    """Return values as float64, each row divided by its sum if `normalise`."""
     values = rows.data.astype(np.float64)
     return values / rows.repeat(_or_one(rows.sums(values))) if normalise else values
 
@@ -352,8 +356,8 @@ def _powers(rows: Rows, p: float) -> Side:
 _Make = Callable[[Options, int, Op], MetricPlan]
 
 
-def _both(ops: tuple[Op, ...], finish: Finish, side: Prepare, **rest: Any) -> MetricPlan:
-    return MetricPlan(ops, finish, side, side, **rest)
+def _both(ops: tuple[Op, ...], finish: Finish, side: Prepare, **options: Any) -> MetricPlan:
+    return MetricPlan(ops, finish, side, side, **options)
 
 
 def _normalised(options: Options) -> bool:
@@ -361,19 +365,19 @@ def _normalised(options: Options) -> bool:
 
 
 def _braycurtis(options: Options, columns: int, common: Op) -> MetricPlan:
-    rest: dict[str, Any] = {"exact": Exact.OVER_SUMS, "degree": 1.0, "c1": -2.0}
+    constants: dict[str, Any] = {"exact": Exact.OVER_SUMS, "degree": 1.0, "c1": -2.0}
     side = _plain(_sum_of_sizes)
     if common is Op.MIN:
-        return _both((common,), Finish.RATIO, side, **rest)
+        return _both((common,), Finish.RATIO, side, **constants)
 
-    # |a + b| falls short of |a| + |b| where the signs differ: the common part of -a and b.
+    # |a + b| is less than |a| + |b| if the signs differ: the common part of -a and b.
     def left(rows: Rows) -> Side:
         return Side((rows.data, -rows.data), rows.data, _sum_of_sizes(rows))
 
     def right(rows: Rows) -> Side:
         return Side((rows.data, rows.data), rows.data, _sum_of_sizes(rows))
 
-    return MetricPlan((common, common), Finish.RATIO, left, right, c2=-2.0, **rest)
+    return MetricPlan((common, common), Finish.RATIO, left, right, c2=-2.0, **constants)
 
 
 def _kl(options: Options, columns: int, common: Op) -> MetricPlan:
@@ -381,14 +385,14 @@ def _kl(options: Options, columns: int, common: Op) -> MetricPlan:
 
     def left(rows: Rows) -> Side:
         values = _shares(rows, normalise)
-        # Smoothed, a column that neither has adds nothing.
+        # With smoothing, a column that neither row has adds nothing.
         logs = (
             (values + smoothing) * np.log1p(values / smoothing)
             if smoothing
             else values * np.log(values)
         )
         channels = (values,) if smoothing else (values, np.ones_like(values))
-        # How many entries B must share for a finite distance; smoothed, none.
+        # Number of entries that B must share for a finite distance; with smoothing, none.
         needed = np.full(len(rows), -np.inf) if smoothing else _counts(rows)
         return Side(channels, values, rows.sums(logs), term1=rows.sums(np.abs(logs)), term2=needed)
 
@@ -400,8 +404,8 @@ def _kl(options: Options, columns: int, common: Op) -> MetricPlan:
         return Side((np.log(values), np.ones_like(values)), values, _zero(rows))
 
     ops = (Op.DOT,) if smoothing else (Op.DOT, Op.DOT)
-    rest: dict[str, Any] = {"exact": Exact.RELATIVE, "degree": 1.0, "c3": smoothing}
-    return MetricPlan(ops, Finish.DIVERGENCE, left, right, **rest)
+    constants: dict[str, Any] = {"exact": Exact.RELATIVE, "degree": 1.0, "c3": smoothing}
+    return MetricPlan(ops, Finish.DIVERGENCE, left, right, **constants)
 
 
 def _kl_intersection(options: Options, columns: int, common: Op) -> MetricPlan:

@@ -26,21 +26,21 @@ def knn_graph(
     block_bytes: int | None = None,
     **options: Any,
 ) -> tuple[Int64s, Floats]:
-    """The nearest rows of `X` for each of its rows, exactly.
+    """Return the nearest rows of `X` for each of its rows, exactly.
 
     Args:
         X: [n, columns]; see `slipstream.sparse.pairwise_distances`.
-        n_neighbors: of each row, itself among them where `include_self`.
-        include_self: the row itself comes first, as UMAP's ``precomputed_knn`` and pynndescent's
-            ``neighbor_graph`` have it; False leaves it out.
+        n_neighbors: neighbours per row, including the row itself if `include_self`.
+        include_self: whether the row itself comes first, as in UMAP's ``precomputed_knn`` and
+            pynndescent's ``neighbor_graph``.
         metric, n_jobs, block_bytes, options: as in `slipstream.sparse.pairwise_distances`.
 
     Returns:
         indices int64 and distances, both [n, n_neighbors], by distance, equal ones by row; tensors
-        on the CUDA device that `X` is on, if it is, else NumPy's arrays.
+        on the CUDA device of `X` if it is on one, otherwise NumPy arrays.
 
     Raises:
-        InvalidArgumentError: as `pairwise_distances`; more neighbours than rows.
+        InvalidArgumentError: `pairwise_distances` raises it, or there are too few rows.
     """
     check_distance(metric)
     device = device_of(X=X)
@@ -56,27 +56,28 @@ def knn_graph(
 
 
 def check_distance(metric: object) -> None:
-    """Raise InvalidArgumentError for a similarity, whose least values are the farthest."""
+    """Raise InvalidArgumentError for a similarity, whose smallest values are the farthest."""
     if isinstance(metric, str) and metric_name(metric) == "inner_product":
         raise InvalidArgumentError(
             "metric",
             "inner_product is a similarity, not a distance",
-            remedy="cosine, or Semiring(lambda a, b: -a * b) for the largest products first",
+            remedy="use cosine, or Semiring(lambda a, b: -a * b) for the largest products first",
         )
 
 
 def check_count(n_neighbors: Any, rows: int, own: bool) -> None:
-    """
+    """Check the number of neighbours.
+
     Args:
-        rows: that are searched.
-        own: the queries are those rows, and none is its own neighbour.
+        rows: number of rows to search.
+        own: whether the queries are those rows, each excluding itself.
 
     Raises:
-        InvalidArgumentError: not a number of neighbours that can be had.
+        InvalidArgumentError: it is not an integer from 1 to the number of neighbours.
     """
     if not isinstance(n_neighbors, int | np.integer) or isinstance(n_neighbors, bool):
         raise InvalidArgumentError("n_neighbors", f"{n_neighbors!r} is not an integer")
-    # The words are scikit-learn's, which its tests of estimators ask for.
+    # The wording is scikit-learn's, which its estimator tests require.
     if n_neighbors <= 0:
         raise InvalidArgumentError("n_neighbors", f"Expected n_neighbors > 0. Got {n_neighbors}")
     if n_neighbors > rows - own:
@@ -84,22 +85,22 @@ def check_count(n_neighbors: Any, rows: int, own: bool) -> None:
             "n_neighbors",
             f"Expected n_neighbors {'<' if own else '<='} n_samples_fit, but n_neighbors = "
             f"{n_neighbors}, n_samples_fit = {rows}",
-            remedy="fewer neighbours or more rows",
+            remedy="request fewer neighbours, or pass more rows",
         )
 
 
 def run_of(searcher: Searcher, queries: Any) -> tuple[SearchRun, bool]:
-    """Queries against a searcher's rows, and whether they are those rows: so for None."""
+    """Return the search of `queries`, and whether they are the searched rows (None)."""
     if queries is None:
         return searcher.against(searcher.right, "X"), True
     return searcher.against(as_rows(queries, "X"), "X"), False
 
 
 def nearest_of(searcher: Searcher, queries: Any, n_neighbors: Any) -> tuple[Floats, Int64s]:
-    """Distances and rows of the nearest, [queries, n_neighbors]; of its own rows for None.
+    """Return distances and rows of the nearest, [queries, n_neighbors]; None: of its own rows.
 
     Raises:
-        InvalidArgumentError: not a number of neighbours that can be had.
+        InvalidArgumentError: the number of neighbours is out of range.
     """
     run, of_itself = run_of(searcher, queries)
     check_count(n_neighbors, len(searcher.right), of_itself)
@@ -107,13 +108,13 @@ def nearest_of(searcher: Searcher, queries: Any, n_neighbors: Any) -> tuple[Floa
 
 
 def without_self(run: SearchRun, k: int) -> tuple[Floats, Int64s]:
-    """As `SearchRun.nearest`, where the queries are the rows themselves: each without itself."""
+    """Return `SearchRun.nearest` of rows that are their own queries, each excluding itself."""
     if k == 0:
         empty = np.empty((len(run.left), 0))
         return empty.astype(run.dtype), empty.astype(np.int64)
     distance, row = run.nearest(min(k + 1, len(run.right)))
     itself = row == np.arange(len(row))[:, None]
-    # Where duplicates with lower numbers crowd the row itself out, the last one goes.
+    # If duplicates with lower numbers displace the row itself, the last one is dropped.
     itself[~itself.any(axis=1), -1] = True
     keep = ~itself
     return distance[keep].reshape(len(row), k), row[keep].reshape(len(row), k)
@@ -122,12 +123,12 @@ def without_self(run: SearchRun, k: int) -> tuple[Floats, Int64s]:
 def lists_within(
     run: SearchRun, radius: float, own: bool, by_distance: bool, dtype: npt.DTypeLike | None = None
 ) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
-    """Distances up to `radius` and their rows: for each query an array of each.
+    """Return distances up to `radius` and their rows: for each query an array of each.
 
     Args:
-        own: the queries are the rows themselves, and each is left out of its own array.
-        by_distance: in order of distances, equal ones by row, in place of by row.
-        dtype: of the distances; by default as they are computed.
+        own: whether the queries are the rows themselves, each excluding itself.
+        by_distance: whether to order by distance, equal ones by row, instead of by row.
+        dtype: dtype of the distances; by default that of `run`.
     """
     all_distances, all_rows = (np.empty(len(run.left), object) for _ in range(2))
     for first, block in run.blocks():
@@ -145,10 +146,10 @@ def lists_within(
 def pairs_within(
     run: SearchRun, radius: float, above_diagonal: bool
 ) -> Iterator[tuple[Int64s, Int64s, Floats]]:
-    """Pairs up to `radius` apart, a block at a time, by query, then by row.
+    """Yield pairs up to `radius` apart, in blocks, by query, then by row.
 
     Args:
-        above_diagonal: only rows with a higher number than the query.
+        above_diagonal: whether to yield only rows with a higher number than the query.
     """
     for first, block in run.blocks():
         near = block <= radius

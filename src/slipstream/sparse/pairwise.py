@@ -26,31 +26,32 @@ def pairwise_distances(
     block_bytes: int | None = None,
     **options: Any,
 ) -> Any:
-    """Distances between every row of `A` and every row of `B`.
+    """Return distances between every row of `A` and every row of `B`.
 
     Args:
         A: [m, columns]: SciPy sparse (any format, array or matrix, 32- or 64-bit indices), torch
-            sparse CSR or COO, or dense. Never changed. Entries given twice are added, explicit
-            zeros dropped.
-        B: [n, columns], on the device that `A` is on; by default `A`.
+            sparse CSR or COO, or dense. Never changed. Duplicate entries are added, explicit zeros
+            dropped.
+        B: [n, columns], on the same device as `A`; by default `A`.
         metric: one of `METRICS`, an alias (``l1``, ``cityblock``, ...) or a `Semiring`.
-        out: where to put the result: [m, n] of the type that would be returned, rows contiguous.
+        out: array for the result: [m, n] of the type that would be returned, rows contiguous.
         n_jobs: threads: None is one, -1 all.
-        block_bytes: working memory beside inputs, index of `B` and result; 64 MiB by default.
+        block_bytes: working memory in addition to inputs, index of `B` and result; by default
+            64 MiB.
         options: ``p`` of minkowski; ``normalise`` of hellinger, jensenshannon, kl,
             kl_intersection; ``smoothing`` of kl.
 
     Returns:
-        [m, n]: float32 where both are float32 (or float16, bfloat16, bool, small integers), else
+        [m, n]: float32 if both are float32 (or float16, bfloat16, bool, small integers), else
         float64. float64 distances are within 1e-10 of the formula, float32 ones within 1e-5 of the
-        scale of the rows' norms; of identical rows they are 0. The same to the bit for any number
-        of threads and any `block_bytes`. A NumPy array; for tensors on a CUDA device a tensor
-        there, computed there by Triton's kernels (``chebyshev`` and semirings on the CPU).
+        scale of the rows' norms; those of identical rows are 0. Bitwise equal for any number of
+        threads and any `block_bytes`. A NumPy array; for tensors on a CUDA device a tensor there,
+        computed by Triton kernels (``chebyshev`` and semirings on the CPU).
 
     Raises:
-        InvalidArgumentError: a ValueError that names the argument: NaN, infinity, other columns,
-            negative values where the metric has no meaning for them, an unknown metric.
-        MissingExtraError: tensors on a CUDA device, and Triton is not installed.
+        InvalidArgumentError: NaN, infinity, different numbers of columns, negative values for a
+            metric that is not defined for them, or an unknown metric; a ValueError.
+        MissingExtraError: tensors are on a CUDA device, and Triton is not installed.
     """
     device = device_of(A=A, B=B)
     run = _run(A, B, metric, Limits.of(n_jobs, block_bytes), options, device)
@@ -64,14 +65,14 @@ def pairwise_distances(
             raise InvalidArgumentError(
                 "A",
                 f"{shape[0]:,} x {shape[1]:,} distances do not fit into memory",
-                remedy="distance_tiles for blocks, or NearestNeighbors for the nearest only",
+                remedy="use distance_tiles for blocks, or NearestNeighbors for only the nearest",
             ) from error
     elif not isinstance(out, np.ndarray):
-        raise InvalidArgumentError("out", f"is a {type(out).__name__}, not an array of NumPy's")
+        raise InvalidArgumentError("out", f"is a {type(out).__name__}, not a NumPy array")
     elif out.shape != shape or out.dtype != run.dtype or out.strides[1] != out.itemsize:
         raise InvalidArgumentError(
             "out",
-            f"{out.dtype} {list(out.shape)}, needed is {run.dtype} {list(shape)}, rows contiguous",
+            f"{out.dtype} {list(out.shape)}, not {run.dtype} {list(shape)} with contiguous rows",
         )
     elif not out.flags.writeable:
         raise InvalidArgumentError("out", "is read-only")
@@ -81,11 +82,11 @@ def pairwise_distances(
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """Some rows of the matrix of distances.
+    """A block of rows of the distance matrix.
 
     Attributes:
-        first: the row of A that `distances` begins with.
-        distances: [rows, n], as of `pairwise_distances`.
+        first: index of its first row in A.
+        distances: [rows, n], see `pairwise_distances`.
     """
 
     first: int
@@ -102,13 +103,13 @@ def distance_tiles(
     block_bytes: int | None = None,
     **options: Any,
 ) -> Iterator[Tile]:
-    """`pairwise_distances` a few rows at a time, from the first on.
+    """Yield `pairwise_distances` in blocks of rows, in order.
 
     Args:
-        rows: of A in a tile; by default as many as `block_bytes` holds.
+        rows: rows of A per tile; by default as many as `block_bytes` holds.
 
     Raises:
-        InvalidArgumentError: as `pairwise_distances`, and `rows` is not positive.
+        InvalidArgumentError: `pairwise_distances` raises it, or `rows` is not positive.
     """
     if rows is not None:
         rows = as_integer("rows", rows)

@@ -1,4 +1,4 @@
-"""scikit-learn's own neighbour searches over sparse rows, answered from here for a while."""
+"""Context in which scikit-learn's neighbour searches over sparse rows use the kernels here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipstream.sparse.neighbours import lists_within, nearest_of, run_of
 from slipstream.sparse.pairwise import pairwise_distances
 from slipstream.sparse.search import Limits, Searcher
 
-# What scikit-learn calls them; it refuses names it does not know before anything of ours is asked.
+# scikit-learn's names of metrics; it refuses unknown names before any function here is called.
 _NAMES = {
     name: name
     for name in (
@@ -27,23 +27,23 @@ _NAMES = {
         "hamming", "jaccard", "manhattan", "minkowski", "russellrao", "sqeuclidean",
     )
 } | {"cityblock": "manhattan", "l1": "manhattan", "l2": "euclidean"}  # fmt: skip
-# scikit-learn takes these for sets, whatever the values.
+# scikit-learn treats rows as sets under these metrics, whatever the values.
 _OF_SETS = frozenset({"dice", "jaccard", "russellrao"})
-# Once more from within is fine; another thread waits.
+# Reentrant for the same thread; another thread waits.
 _entered = threading.RLock()
 
 
 @contextmanager
 def patch_sklearn() -> Iterator[None]:
-    """Inside, scikit-learn's searches over sparse rows run here.
+    """Run scikit-learn's searches over sparse rows with these kernels, within a context.
 
-    ``kneighbors`` and ``radius_neighbors`` of all its neighbour estimators (and what is built on
-    them: DBSCAN, OPTICS, the graphs) and ``sklearn.metrics.pairwise_distances``, whoever imported
-    it, take the exact sparse kernels where the rows are sparse; dense input and metrics we do not
-    have go the usual way. Of the metrics scikit-learn has names for, those it refuses for sparse
-    rows (canberra, braycurtis, jaccard, ...) are accepted.
+    ``kneighbors`` and ``radius_neighbors`` of all its neighbour estimators (and their users:
+    DBSCAN, OPTICS, the graphs) and ``sklearn.metrics.pairwise_distances``, also if already
+    imported, use the exact sparse kernels for sparse rows; dense input and other metrics use
+    scikit-learn. Metrics that scikit-learn has but refuses for sparse rows (canberra, braycurtis,
+    jaccard, ...) are accepted.
 
-    Not for use from several threads at once: it changes scikit-learn for the whole process.
+    Not for simultaneous use from several threads: it changes scikit-learn for the whole process.
     """
     mixins = (sklearn_neighbours.KNeighborsMixin, sklearn_neighbours.RadiusNeighborsMixin)
     brute = sorted({*sklearn_neighbours.VALID_METRICS_SPARSE["brute"], *_NAMES})
@@ -66,25 +66,25 @@ def _distances(name: str, usual: Callable[..., Any] | None) -> Callable[..., Any
             return matrix.astype(np.float64, copy=False)
         if usual is not None:
             return usual(X, Y, **options)
-        one, other = (
+        left, right = (
             np.asarray(side.todense() if sp.issparse(side) else side)
             for side in (X, X if Y is None else Y)
         )
         if name in _OF_SETS:
-            one, other = one.astype(bool), other.astype(bool)
-        return cdist(one, other, name, **options)
+            left, right = left.astype(bool), right.astype(bool)
+        return cdist(left, right, name, **options)
 
     return distances
 
 
 def _searcher(estimator: Any) -> Searcher | None:
-    """Over the rows an estimator was fitted to; None where it has to search for itself."""
+    """Return a searcher of the rows an estimator was fitted to; None for one without support."""
     fitted = getattr(estimator, "_fit_X", None)
     name = getattr(estimator, "effective_metric_", None)
     if not sp.issparse(fitted) or not isinstance(name, str) or name not in _NAMES:
         return None
     options = dict(estimator.effective_metric_params_ or {})
-    # scikit-learn hands p on even where the metric has none, and weights that are None.
+    # scikit-learn passes p even to metrics without it, and weights that are None.
     if _NAMES[name] != "minkowski":
         options.pop("p", None)
     options = {key: value for key, value in options.items() if value is not None}

@@ -1,9 +1,9 @@
-"""The kernels in NumPy: for reading, for checking the native ones, and to fall back on.
+"""The kernels in NumPy: a readable reference, a check of the native ones, and the fallback.
 
-The entries that two matrices share are gathered here for functions of users, too.
+Users' distance functions also get the shared entries of two matrices from here.
 
-Sums are float64 whatever the working type, so that float32 results agree with the native ones to
-rounding and float64 results to the last digits.
+Sums are float64 for every working type, so that float32 results agree with the native ones up to
+rounding and float64 results up to the last digits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from slipstream.sparse.matrix import Float64s, Floats, Int64s, Rows
 from slipstream.sparse.metrics import Exact, Finish, MetricPlan, Op, Root, Side
 
 Bools = npt.NDArray[np.bool_]
-# Entries of a part, about: four arrays of so many float64 stay in a second-level cache.
+# Approximate entries per part: four arrays of this many float64 fit into a second-level cache.
 _PART = 2**14
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some columns of one row, with what all other rows have in them.
+    """Some columns of one query, with the entries of all other rows in them.
 
     Attributes:
         row: int64 [shared]; row of the searched matrix, in order of columns, then of rows.
-        entries: of the query's matrix: those in these columns.
-        counts: int64 [entries]; how many rows have each of the columns.
+        entries: entries of the query's matrix in these columns.
+        counts: int64 [entries]; number of rows with each of the columns.
         places: entries of these columns, in order of columns.
     """
 
@@ -42,24 +42,24 @@ class Part:
     places: list[slice]
 
     def of_query(self, values: Float64s) -> Float64s:
-        """The query's value for everything shared, [shared].
+        """Return the query's value for each shared entry, [shared].
 
         Args:
-            values: of all entries of the query's matrix.
+            values: values of all entries of the query's matrix.
         """
         return np.repeat(values[self.entries], self.counts)
 
     def of_rows(self, values: Float64s) -> Float64s:
-        """The other row's value for everything shared, [shared].
+        """Return the other row's value for each shared entry, [shared].
 
         Args:
-            values: of all entries of the searched matrix, in order of columns.
+            values: values of all entries of the searched matrix, in order of columns.
         """
         return np.concatenate([values[place] for place in self.places])
 
 
 class ByColumn:
-    """The searched matrix by columns, with the place of every entry.
+    """The searched matrix by columns, with the position of every entry.
 
     Attributes:
         rows: the matrix.
@@ -77,11 +77,11 @@ class ByColumn:
         self._entry: Int64s = places.data
 
     def in_order(self, values: Floats) -> Float64s:
-        """`values` of all entries in order of columns, float64 [nnz]."""
+        """Return `values` of all entries in order of columns, float64 [nnz]."""
         return values[self._entry].astype(np.float64, copy=False)
 
     def parts(self, left: Rows, i: int) -> Iterator[Part]:
-        """What row `i` of `left` shares with each row, few columns at a time; columns ascend."""
+        """Yield what row `i` of `left` shares with all rows, some columns at a time, ascending."""
         begin, end = int(left.indptr[i]), int(left.indptr[i + 1])
         columns = left.indices[begin:end]
         starts, ends = self._starts[columns], self._starts[columns + 1]
@@ -99,28 +99,28 @@ class ByColumn:
 
 
 class ByRow:
-    """What a search needs beside the distances of one row: blocks of rows, and the nearest."""
+    """Base class of searches row by row: blocks of distances, and the nearest rows."""
 
     rows: int
     dtype: np.dtype[Any]
     at_once = 64
 
     def row(self, i: int) -> Floats:
-        """Distances of query `i` to all rows, [rows]."""
+        """Return the distances of query `i` to all rows, [rows]."""
         raise NotImplementedError
 
     def scratch_bytes(self, queries: int) -> int:
-        """Working memory of a call with so many queries, about."""
+        """Return the approximate working memory of a call with this many queries."""
         return self.rows * 64
 
     def distances(self, ranges: Int64s, threads: int, out: Floats) -> None:
-        """Writes ``out[i - base, j]`` for the queries of `ranges`, [calls, 2]."""
+        """Write ``out[i - base, j]`` for the queries of `ranges`, [calls, 2]."""
         base = int(ranges.min())
         for i in range(base, int(ranges.max())):
             out[i - base] = self.row(i)
 
     def nearest(self, ranges: Int64s, threads: int, k: int) -> tuple[Floats, Int64s]:
-        """Distances and rows of the `k` nearest, [queries, k]; ties by the lower row."""
+        """Return distances and rows of the `k` nearest, [queries, k]; ties by the lower row."""
         base, end = int(ranges.min()), int(ranges.max())
         distance, row = np.empty((end - base, k), self.dtype), np.empty((end - base, k), np.int64)
         for i in range(base, end):
@@ -203,7 +203,7 @@ class ReferenceSearch(ByRow):
         return x
 
     def _exactly(self, i: int, j: int) -> float:
-        """What takes the place of a sum that cancelled: from both rows, column by column."""
+        """Return the replacement of a cancelled sum, from both rows column by column."""
         plan, (a, b) = self.plan, self._union(i, j)
         match plan.exact:
             case Exact.ABSOLUTE:
@@ -221,8 +221,8 @@ class ReferenceSearch(ByRow):
             case Exact.CENTRED:
                 assert self.left_side.term1 is not None
                 shift = float(self.left_side.term1[i] - self.right_side.term[j])
-                rest = (plan.columns - len(a)) * shift**2
-                return 0.5 * float(np.square(a - b - shift).sum() + rest)
+                absent = (plan.columns - len(a)) * shift**2
+                return 0.5 * float(np.square(a - b - shift).sum() + absent)
             case Exact.OVER_MAXIMA:
                 return _over(float(np.abs(a - b).sum()), float(np.maximum(a, b).sum()))
             case _:
@@ -230,14 +230,14 @@ class ReferenceSearch(ByRow):
 
     def _union(self, i: int, j: int) -> tuple[Float64s, Float64s]:
         right = self.columns.rows
-        one, other = (
+        query, found = (
             slice(int(rows.indptr[n]), int(rows.indptr[n + 1]))
             for rows, n in ((self.left, i), (right, j))
         )
-        columns = np.union1d(self.left.indices[one], right.indices[other])
+        columns = np.union1d(self.left.indices[query], right.indices[found])
         a, b = np.zeros(len(columns)), np.zeros(len(columns))
-        a[np.searchsorted(columns, self.left.indices[one])] = self.left_side.exact[one]
-        b[np.searchsorted(columns, right.indices[other])] = self.right_side.exact[other]
+        a[np.searchsorted(columns, self.left.indices[query])] = self.left_side.exact[query]
+        b[np.searchsorted(columns, right.indices[found])] = self.right_side.exact[found]
         return a, b
 
 
@@ -254,7 +254,7 @@ def _over(above: float, below: float) -> float:
 
 
 def _terms(plan: MetricPlan, op: Op, x: Float64s, b: Float64s) -> Float64s:
-    """What each shared column adds; see ``slipstream_sparse_op``."""
+    """Return the contribution of each shared column; see ``slipstream_sparse_op``."""
     match op:
         case Op.DOT:
             return x * b

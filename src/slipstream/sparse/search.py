@@ -1,4 +1,4 @@
-"""From two matrices and a metric to blocks of distances: plan, index, threads, memory."""
+"""Blocks of distances of two matrices under a metric: plan, index, threads, memory."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from slipstream.sparse.reference import ByColumn, ReferenceSearch
 from slipstream.sparse.semiring import Semiring, SemiringSearch
 
 BLOCK_BYTES = 64 * 2**20
-# Distances below this share of the terms they are the difference of are computed again, exactly.
+# Distances below this share of the terms whose difference they are, are recomputed exactly.
 NEAR_ZERO = 1e-3
-# Beyond these, float32 squares and sums would overflow or vanish; values are taken to float64.
+# Outside these, float32 squares and sums would overflow or vanish, so float64 is used.
 _FLOAT32_LOW, _FLOAT32_HIGH = 1e-30, 1e30
 _FLOAT64_HIGH = 1e290
-# Of the largest value, what a difference must be to matter: as distances are promised.
+# Smallest share of the largest value at which a difference matters: the guaranteed precision.
 _SMALL_SHARE = 1e-10
-# Integers that float32 counts exactly.
+# Maximum count that is exact in float32.
 _FLOAT32_COUNT = 2**24
-# What is made of the queries takes about so much for each of their entries.
+# Approximate working memory per entry of the queries.
 _ENTRY_BYTES = 80
-# Queries are handed over for about so many multiply-adds, so that Ctrl-C is heard.
+# Maximum multiply-adds per native call, so that Ctrl-C is handled between calls.
 _CALL_WORK = 1.5e9
 _RANGES_PER_THREAD = 8
 
 
 class Engine(Protocol):
-    """Queries against rows; `NativeSearch`, `ReferenceSearch` and others."""
+    """A search of queries against rows; `NativeSearch`, `ReferenceSearch` and others."""
 
     rows: int
     dtype: np.dtype[Any]
@@ -53,12 +53,13 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much memory and how many threads a search may take.
+    """Memory and threads of a search.
 
     Attributes:
-        block_bytes: working memory beside inputs, index and result.
+        block_bytes: working memory in addition to inputs, index and result.
         threads: at least 1.
-        tile_rows: rows whose sums are made at a time; None to choose. Results do not depend on it.
+        tile_rows: rows whose sums are computed at a time; None to choose. Results do not depend on
+            it.
     """
 
     block_bytes: int = BLOCK_BYTES
@@ -69,75 +70,79 @@ class Limits:
     def of(
         cls, n_jobs: int | None, block_bytes: int | None, tile_rows: int | None = None
     ) -> Limits:
-        """From what callers give.
+        """Return the limits for the arguments of public functions.
 
         Args:
-            n_jobs: threads; None is one, -1 all processors, -2 all but one.
+            n_jobs: threads; None is one, -1 all CPUs, -2 all but one.
 
         Raises:
-            InvalidArgumentError: out of range.
+            InvalidArgumentError: an argument is out of range.
         """
         if n_jobs is not None and (not isinstance(n_jobs, int | np.integer) or n_jobs == 0):
-            raise InvalidArgumentError("n_jobs", f"{n_jobs!r}", remedy="threads, or -1 for all")
-        here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            raise InvalidArgumentError(
+                "n_jobs", f"{n_jobs!r}", remedy="pass a number of threads, or -1 for all"
+            )
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         threads = 1 if n_jobs is None else int(n_jobs)
         if threads < 0:
-            threads = max((here or 1) + 1 + threads, 1)
+            threads = max((cpus or 1) + 1 + threads, 1)
         if block_bytes is None:
             block_bytes = BLOCK_BYTES
         block_bytes = as_integer("block_bytes", block_bytes, None)
         if block_bytes < 2**16:
             raise InvalidArgumentError(
-                "block_bytes", f"{block_bytes} is too little", remedy="64 KiB at least"
+                "block_bytes", f"{block_bytes} is too small", remedy="pass at least 64 KiB"
             )
         if tile_rows is not None and not (
             128 <= tile_rows <= MAX_TILE_ROWS and tile_rows % 128 == 0
         ):
             raise InvalidArgumentError(
-                "tile_rows", f"{tile_rows}", remedy="a multiple of 128, at most 65536"
+                "tile_rows", f"{tile_rows}", remedy="pass a multiple of 128, at most 65536"
             )
         return cls(block_bytes, threads, tile_rows)
 
 
 @dataclass(eq=False)
 class Searcher:
-    """Rows that are searched under one metric; what was made for one call serves the next.
+    """Rows to search under one metric; prepared data is reused by later calls.
 
     Attributes:
         right: the rows.
         metric: a metric's name, or a `Semiring`.
-        given: its keyword arguments.
+        metric_options: keyword arguments of the metric.
         device: a CUDA device to compute on, or None; chebyshev and semirings stay on the CPU.
     """
 
     right: Rows
     metric: str | Semiring
-    given: dict[str, Any]
+    metric_options: dict[str, Any]
     limits: Limits
     argument: str = "B"
     device: Any = None
-    _made: dict[Any, Any] = field(default_factory=dict)
+    _prepared: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.options = Options()
         if isinstance(self.metric, Semiring):
-            if self.given:
-                raise InvalidArgumentError(next(iter(self.given)), "not an argument of a Semiring")
+            if self.metric_options:
+                raise InvalidArgumentError(
+                    next(iter(self.metric_options)), "not an argument of a Semiring"
+                )
             return
         self.metric = metrics.metric_name(self.metric)
-        self.options = metrics.check_options(self.metric, self.given)
+        self.options = metrics.check_options(self.metric, self.metric_options)
         metrics.check_domain(self.metric, self.right, self.argument)
 
     def against(self, left: Rows, argument: str = "A") -> SearchRun:
-        """The rows of `left` as queries.
+        """Return the search with the rows of `left` as queries.
 
         Raises:
-            InvalidArgumentError: other columns, or values the metric has no meaning for.
+            InvalidArgumentError: other columns, or values that the metric is not defined for.
         """
-        names = argument, self.argument if self.argument != argument else "what was fitted"
+        names = argument, self.argument if self.argument != argument else "the fitted matrix"
         left, right = same_columns(left, self.right, names)
-        # Numbers of columns are made for the pair where they are many, and so is an index then.
-        cached = self._made if right.width == right.columns else {}
+        # With many columns, column numbers and so the index are only valid for this pair.
+        cached = self._prepared if right.width == right.columns else {}
         if isinstance(self.metric, Semiring):
             if "columns" not in cached:
                 cached["columns"] = ByColumn(right.as_type(np.float64))
@@ -158,7 +163,7 @@ class Searcher:
         library = None if self.device is not None else kernels.native()
         key = (plan.ops, dtype, library is not None)
         if key not in cached:
-            cached[key] = self._prepared(right, plan, dtype, library)
+            cached[key] = self._prepare(right, plan, dtype, library)
         prepared, side = cached[key]
 
         def engine(slab: Rows) -> Engine:
@@ -176,10 +181,10 @@ class Searcher:
         index = prepared if library is not None else None
         return SearchRun(left, right, self.limits, dtype, engine, index, self.device)
 
-    def _prepared(
+    def _prepare(
         self, right: Rows, plan: MetricPlan, dtype: np.dtype[Any], library: Any
     ) -> tuple[Any, Side]:
-        """The searched rows as an engine reads them, and what the metric makes of them."""
+        """Return the searched rows in an engine's format, and their side of the plan."""
         side = plan.right(right).as_type(dtype)
         if self.device is not None:
             return OnDevice.of(right, side, self.device), side
@@ -190,13 +195,13 @@ class Searcher:
 
 @dataclass(frozen=True, eq=False)
 class SearchRun:
-    """Queries and rows, ready to be computed block by block.
+    """Queries and rows, ready for computation in blocks.
 
     Attributes:
-        dtype: of the distances.
-        engine: makes the engine of some of the queries.
-        index: the searched rows by columns, where the compiled kernels do the work.
-        device: where blocks of distances are: torch tensors there, or None for NumPy's arrays.
+        dtype: dtype of the distances.
+        engine: makes the engine for some of the queries.
+        index: the searched rows by columns, if the compiled kernels are used.
+        device: device of distance blocks, which are torch tensors; None for NumPy arrays.
     """
 
     left: Rows
@@ -208,7 +213,7 @@ class SearchRun:
     device: Any = None
 
     def empty(self, queries: int) -> Any:
-        """Room for the distances of so many queries: [queries, rows]."""
+        """Return uninitialised memory for the distances of this many queries: [queries, rows]."""
         shape = (queries, len(self.right))
         if self.device is None:
             return np.empty(shape, self.dtype)
@@ -216,12 +221,12 @@ class SearchRun:
         return torch.empty(shape, dtype=getattr(torch, self.dtype.name), device=self.device)
 
     def distances(self, out: Floats, first: int = 0, last: int | None = None) -> None:
-        """Writes the distances of queries ``first <= i < last`` to ``out[i - first]``."""
+        """Write the distances of queries ``first <= i < last`` to ``out[i - first]``."""
         for begin, end, engine, ranges in self._calls(first, last):
             engine.distances(ranges, self.limits.threads, out[begin - first : end - first])
 
     def nearest(self, k: int) -> tuple[Floats, Int64s]:
-        """Distances and rows of the `k` nearest of every query, [queries, k], nearest first."""
+        """Return distances and rows of the `k` nearest of every query, [queries, k], sorted."""
         distance = np.empty((len(self.left), k), self.dtype)
         row = np.empty((len(self.left), k), np.int64)
         for begin, end, engine, ranges in self._calls(0, None):
@@ -229,10 +234,10 @@ class SearchRun:
         return distance, row
 
     def blocks(self, rows: int | None = None) -> Iterator[tuple[int, Floats]]:
-        """Blocks of distances from top to bottom, with the number of their first query.
+        """Yield blocks of distances in order, with the index of their first query.
 
         Args:
-            rows: of a block; by default as many as `Limits.block_bytes` holds.
+            rows: rows per block; by default as many as `Limits.block_bytes` holds.
         """
         dtype = self.dtype
         per_row = max(len(self.right), 1) * dtype.itemsize
@@ -244,51 +249,51 @@ class SearchRun:
             yield first, block
 
     def work(self) -> npt.NDArray[np.float64]:
-        """Multiply-adds of each query: entries of the rows in the query's columns, [queries]."""
+        """Return the multiply-adds of each query, [queries]: the entries in its columns."""
         return self._work(self.left)
 
     def _work(self, queries: Rows) -> npt.NDArray[np.float64]:
         return queries.sums(self.right.frequency[queries.indices])
 
     def _calls(self, first: int, last: int | None) -> Iterator[tuple[int, int, Engine, Int64s]]:
-        """Queries in order, as many as are worth one call, and how threads share them."""
+        """Yield queries in order, grouped into native calls, with their split over threads."""
         last = len(self.left) if last is None else last
         if first >= last or not len(self.right):
             return
-        # A part of the budget for what is made of the queries, the other for their sums.
+        # One half of the budget is for copies of the queries, the other for their sums.
         entries = self.limits.block_bytes / 2 / _ENTRY_BYTES
         for begin, end in cut(self.left.indptr[first : last + 1], entries):
             begin, end = begin + first, end + first
             slab = self.left.slice(begin, end)
             engine = self.engine(slab)
-            # Also a pair without a shared column is looked at.
+            # A pair without a shared column also takes time.
             cost = self._work(slab) + len(self.right) / 8
             for low, high in cut(running(cost), _CALL_WORK):
                 ranges = self._ranges(engine, cost[low:high]) + low
                 yield begin + low, begin + high, engine, ranges
 
     def _ranges(self, engine: Engine, cost: npt.NDArray[np.float64]) -> Int64s:
-        """Queries computed at a time, int64 [ranges, 2]: what takes longest comes first."""
+        """Return ranges of queries computed at a time, int64 [ranges, 2], longest first."""
         threads = self.limits.threads
         share = self.limits.block_bytes // 2 // threads
         fit = share // max(engine.scratch_bytes(1), 1)
-        most = int(max(1, min(engine.at_once, fit)))
+        max_queries = int(max(1, min(engine.at_once, fit)))
         done = running(cost)
         budget = np.inf if threads == 1 else done[-1] / (threads * _RANGES_PER_THREAD)
-        ranges = np.array(list(cut(done, budget, most)), np.int64).reshape(-1, 2)
+        ranges = np.array(list(cut(done, budget, max_queries)), np.int64).reshape(-1, 2)
         longest = np.argsort(-(done[ranges[:, 1]] - done[ranges[:, 0]]), kind="stable")
         return ranges[longest]
 
 
 def running(cost: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """What the first 0, 1, 2, ... cost together."""
+    """Return the total cost of the first 0, 1, 2, ... queries."""
     return np.concatenate([[0.0], np.cumsum(cost, dtype=np.float64)])
 
 
 def cut(
     done: npt.NDArray[Any], budget: float, most: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Cuts ``0 <= i < len(done) - 1`` so that ``done`` grows by at most `budget` in each part.
+    """Yield parts of ``0 <= i < len(done) - 1`` in which ``done`` grows by at most `budget`.
 
     A part has at least one and at most `most` members.
     """
@@ -303,7 +308,7 @@ def cut(
 
 
 def _tile(limits: Limits, plan: MetricPlan, dtype: np.dtype[Any]) -> int | None:
-    """The tile asked for, or the largest one of which each thread can hold a query's sums."""
+    """Return the requested tile, or None if each thread can hold the sums of a default one."""
     fits = (
         limits.block_bytes // 2 // limits.threads // (len(plan.ops) * dtype.itemsize) // 128 * 128
     )
@@ -313,10 +318,10 @@ def _tile(limits: Limits, plan: MetricPlan, dtype: np.dtype[Any]) -> int | None:
 
 
 def _working_type(plan: MetricPlan, left: Rows, right: Rows) -> np.dtype[Any]:
-    """float32 where both matrices fit into it and so does what is made of their values.
+    """Return float32 if both matrices and the powers of their values fit into it, else float64.
 
     Raises:
-        InvalidArgumentError: not even float64 holds it, or far from all of it.
+        InvalidArgumentError: values are too large or too small even for float64.
     """
     sizes = [np.abs(rows.data) for rows in (left, right) if rows.nnz]
     low = min((float(size.min()) for size in sizes), default=1.0)
@@ -325,8 +330,8 @@ def _working_type(plan: MetricPlan, left: Rows, right: Rows) -> np.dtype[Any]:
         # Shares of a row's sum may be much smaller than the values.
         low /= max(1.0, *(float(rows.sums(rows.data).max(initial=0.0)) for rows in (left, right)))
     with np.errstate(over="ignore", under="ignore"):
-        least, most = np.power(low, plan.degree), np.power(high, plan.degree)
-    if most > _FLOAT64_HIGH:
+        smallest, largest = np.power(low, plan.degree), np.power(high, plan.degree)
+    if largest > _FLOAT64_HIGH:
         raise InvalidArgumentError(
             "A",
             f"{plan.name} of values as large as {high:g} overflows",
@@ -336,17 +341,17 @@ def _working_type(plan: MetricPlan, left: Rows, right: Rows) -> np.dtype[Any]:
     longest = max(int(rows.lengths.max(initial=0)) for rows in (left, right))
     narrow = (
         left.data.dtype == right.data.dtype == np.float32
-        and least >= _FLOAT32_LOW
-        and most <= _FLOAT32_HIGH
+        and smallest >= _FLOAT32_LOW
+        and largest <= _FLOAT32_HIGH
         and longest < _FLOAT32_COUNT
     )
     return np.dtype(np.float32 if narrow else np.float64)
 
 
 def _check_vanishing(plan: MetricPlan, high: float) -> None:
-    """Raise InvalidArgumentError if powers of differences that matter beside `high` are 0.
+    """Raise InvalidArgumentError if powers of relevant differences, compared with `high`, are 0.
 
-    So would be distances, in float64; `high` is the largest value.
+    Distances would then be 0 too, in float64; `high` is the largest value.
     """
     if plan.root is Root.PLAIN or plan.name in NON_NEGATIVE:
         return
@@ -355,7 +360,7 @@ def _check_vanishing(plan: MetricPlan, high: float) -> None:
         return
     raise InvalidArgumentError(
         "p" if plan.name == "minkowski" else "A",
-        f"{plan.name} of values no larger than {high:g} takes differences below {lost:.2g} for 0",
-        remedy="metric='chebyshev' is p = inf" if plan.power > 2
+        f"{plan.name} of values no larger than {high:g} treats differences below {lost:.2g} as 0",
+        remedy="for p = inf use metric='chebyshev'" if plan.power > 2
         else "divide A and B by their largest value",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Distances of users: a product, how products are reduced, and what finishes them."""
+"""User-defined distances: a product, its reduction, and a final function."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Reduce = Literal["sum", "max", "min"]
 class Semiring:
     """A distance ``post(reduce over columns of product(a, b))``.
 
-    All functions are given float64 arrays and return float64 arrays of the same length; a column
-    neither row has takes no part.
+    All functions get float64 arrays and return float64 arrays of the same length; columns that
+    neither row has are ignored.
 
     Attributes:
-        product: ``f(a, b)`` where both rows have the column.
+        product: ``f(a, b)`` for columns in both rows.
         reduce: ``"sum"``, ``"max"`` or ``"min"``.
-        left_unit: ``f(a, 0)``, where only A has the column; None where such columns take no part.
-        right_unit: ``f(0, b)``, where only B has it; None as above.
-        post: of what was reduced, float64 [rows]; pairs without any column have the identity of
-            the reduction: 0, -inf or +inf.
+        left_unit: ``f(a, 0)``, for columns only in A; None to ignore them.
+        right_unit: ``f(0, b)``, for columns only in B; None to ignore them.
+        post: final function of the reduced values, float64 [rows]; pairs without any column have
+            the identity of the reduction: 0, -inf or +inf.
 
     Raises:
-        InvalidArgumentError: another `reduce`, or something that is no function; where it is used,
-            a function that returns other than one real number for each.
+        InvalidArgumentError: another `reduce`, or an attribute that is not a function; during a
+            search, a function that does not return one real number per element.
 
-    Cost: the functions run on gathered arrays, query by query and some thousand entries at a time:
-    about 5 ns an entry two rows share, some fifteen times what a built-in metric takes where
-    columns are popular. ``max`` and ``min`` cannot be undone as a sum can: with units, each query
-    also passes over every entry of B and, for `left_unit`, takes memory and time for (entries of
-    the query) x (rows of B).
+    Cost: the functions run on gathered arrays, per query and some thousand entries at a time: about
+    5 ns per shared entry, about fifteen times as long as a built-in metric if columns are frequent.
+    ``max`` and ``min`` cannot be undone as a sum can: with units, each query also iterates over
+    every entry of B and, for `left_unit`, takes memory and time for (entries of the query) x (rows
+    of B).
     """
 
     product: Callable[[Float64s, Float64s], Float64s]
@@ -54,18 +54,18 @@ class Semiring:
         for name in ("product", "left_unit", "right_unit", "post"):
             function = getattr(self, name)
             if not callable(function) and (function is not None or name == "product"):
-                raise InvalidArgumentError(name, f"{function!r} is no function")
+                raise InvalidArgumentError(name, f"{function!r} is not a function")
 
 
 class SemiringSearch(ByRow):
-    """Queries against rows under a semiring of the user's."""
+    """Queries against rows under a user's semiring."""
 
     def __init__(self, semiring: Semiring, left: Rows, columns: ByColumn) -> None:
         self.semiring, self.left, self.columns = semiring, left.as_type(np.float64), columns
         self.rows, self.dtype = len(columns.rows), np.dtype(np.float64)
         self._left = self.left.data.astype(np.float64, copy=False)
         self._right = columns.in_order(columns.rows.data)
-        # Copies: functions may write into what they are given, and rows may be the user's own.
+        # Copies: functions may write to their arguments, and rows may share the user's memory.
         self._left_units = _called(semiring.left_unit, "left_unit", self._left.copy())
         self._right_units = _called(semiring.right_unit, "right_unit", self._right.copy())
 
@@ -107,14 +107,14 @@ class SemiringSearch(ByRow):
         largest = self.semiring.reduce == "max"
         extreme, identity = (np.maximum, -np.inf) if largest else (np.minimum, np.inf)
         begin, end = (int(edge) for edge in self.left.indptr[i : i + 2])
-        most = np.full(self.rows, identity)
+        result = np.full(self.rows, identity)
         alone, units = None, None
         if self._right_units is not None:
             alone = np.ones(len(self._right_units), bool)
         if self._left_units is not None:
             units = np.repeat(self._left_units[begin:end, None], self.rows, axis=1)
         for part in self.columns.parts(self.left, i):
-            extreme.at(most, part.row, self._terms(part))
+            extreme.at(result, part.row, self._terms(part))
             if alone is not None:
                 for place in part.places:
                     alone[place] = False
@@ -123,25 +123,27 @@ class SemiringSearch(ByRow):
                 units[entry - begin, part.row] = identity
         if alone is not None:
             assert self._right_units is not None
-            extreme.at(most, self.columns.row[alone], self._right_units[alone])
-        return most if units is None else extreme(most, extreme.reduce(units, 0, initial=identity))
+            extreme.at(result, self.columns.row[alone], self._right_units[alone])
+        return (
+            result if units is None else extreme(result, extreme.reduce(units, 0, initial=identity))
+        )
 
 
 def _called(
-    function: Callable[[Float64s], Any] | None, name: str, given: Float64s
+    function: Callable[[Float64s], Any] | None, name: str, values: Float64s
 ) -> Float64s | None:
-    """What the user's function makes of `given`; InvalidArgumentError if not a number for each."""
+    """Apply the user's function; InvalidArgumentError unless it returns a number per value."""
     if function is None:
         return None
-    values = np.asarray(function(given))
-    if values.shape != given.shape:
+    returned = np.asarray(function(values))
+    if returned.shape != values.shape:
         raise InvalidArgumentError(
             f"semiring.{name}",
-            f"returned shape {list(values.shape)} for {list(given.shape)}",
-            remedy="one number for each: use NumPy functions, not Python's max() or if",
+            f"returned shape {list(returned.shape)} for {list(values.shape)}",
+            remedy="return one number per value: use NumPy functions, not Python's max() or if",
         )
-    if values.dtype.kind not in "biuf":
+    if returned.dtype.kind not in "biuf":
         raise InvalidArgumentError(
-            f"semiring.{name}", f"returned values of type {values.dtype}, not real numbers"
+            f"semiring.{name}", f"returned values of type {returned.dtype}, not real numbers"
         )
-    return values.astype(np.float64, copy=False)
+    return returned.astype(np.float64, copy=False)
