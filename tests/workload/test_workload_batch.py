@@ -116,7 +116,7 @@ def test_several_samples_a_row_stay_several() -> None:
     workload = built(samples=16)
     workload.resize(8)
     assert (workload.samples, workload.rows) == (8, 2)
-    with pytest.raises(WorkloadError, match="no whole batch"):
+    with pytest.raises(WorkloadError, match="not a whole batch"):
         workload.resize(9)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,8 @@ def test_a_slip_of_the_pen_brings_the_nearest_file(written: str, meant: str | No
     Path("run.slipgraph").touch()
     with pytest.raises(InvalidArgumentError) as caught:
         Workload.parse(written)
-    expected = f"did you mean {meant}?" if meant else "as train.py:make_workload, or train.py"
+    example = "for example train.py:make_workload, or train.py"
+    expected = f"did you mean {meant}?" if meant else example
     assert caught.value.remedy == expected
 
 
@@ -95,7 +95,7 @@ def test_a_missing_file_brings_the_nearest_name() -> None:
 def test_a_missing_folder_is_said_to_be_missing() -> None:
     with pytest.raises(WorkloadError) as caught:
         Workload.parse("no/such/folder/train.py")
-    assert re.search(r"\bno\b.*'no/such/folder'", str(caught.value.remedy))
+    assert "'no/such/folder' does not exist" in str(caught.value.remedy)
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_an_error_in_an_edited_script_is_where_it_ran(drive_forked: Run) -> None
 def test_an_edit_without_a_place_is_an_error_before_the_script_runs(drive_forked: Run) -> None:
     text = "print('ran')\n" + _FOUR_LOSSES.replace("for step in range(400)", "step = 0\nwhile 1")
     message = drive_forked(text, look, techniques=(Accumulation(2),)).what
-    assert "no for loop" in message
+    assert "not a for loop" in message
 
 
 def test_the_same_seed_gives_the_same_losses(drive_forked: Run) -> None:
@@ -241,7 +241,7 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
             " 7 calls of backward",
             "optimizer.step()",
         ),
-        ("import sys; steps = int(sys.argv[1])", "IndexError", "as in: train.py -- "),
+        ("import sys; steps = int(sys.argv[1])", "IndexError", "for example train.py -- "),
         (
             "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import torch'])",
             "processes",

@@ -1,4 +1,4 @@
-"""The recipe of what the user runs: where it is, its arguments, the techniques on top."""
+"""The recipe of the user's step: its file, its arguments and the techniques on top."""
 
 from slipstream.workload.backup import file_backups, restore_files
 from slipstream.workload.built import Applicable, BuiltWorkload, build_from, in_order

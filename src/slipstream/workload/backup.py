@@ -353,14 +353,14 @@ def watch(owner: int, mark: str) -> None:
                 os.utime(folder)
         restore_leftovers()
         time.sleep(0.02)
-    # A process that a writer started, and that left its group, may still mark them as in use.
+    # A process that a writer started and that left its group may still mark them as in use.
     for folder in folders:
         _restore_leftover(folder)
 
 
 def announce_writer(keep_in: Path) -> None:
     """Record that this process may overwrite files, so that `watch` kills it if necessary."""
-    # Open until this process ends, so that no other one restores and removes the backups.
+    # Open until this process ends, so that no other process restores and removes the backups.
     mark_in_use(os.open(keep_in, os.O_RDONLY))
     (keep_in / f"{_WRITER}{os.getpid()}").touch()
 

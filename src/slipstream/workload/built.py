@@ -1,4 +1,4 @@
-"""`BuiltWorkload`: the live model, batch, step and metric that a workload's recipe makes."""
+"""`BuiltWorkload`: the live model, batch, step and metric that a workload's recipe builds."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _IN_ORDER = f"{_PARTS} in this order"
 
 
 def _no_step() -> None:
-    """Stands for a step that is yet to be made from the other fields."""
+    """Placeholder for a step that is built later from the other fields."""
 
 
 def _nothing() -> None:
-    """Nothing outlasts a step that nobody else takes part in."""
+    """Do nothing: without communication, nothing outlasts a step."""
 
 
 class Staged(Protocol):
-    """What building needs to know of a technique's traits (see `slipstream.technique.Traits`)."""
+    """Traits of a technique that building reads (see `slipstream.technique.Traits`)."""
 
     @property
     def stage(self) -> int:
-        """Its place in a combination."""
+        """Position in a combination."""
 
     @property
     def edits_script(self) -> bool:
@@ -43,15 +43,15 @@ class Staged(Protocol):
 
 
 class Applicable(Protocol):
-    """What building needs to know of a technique (see `slipstream.technique.Technique`)."""
+    """Attributes of a technique that building uses (see `slipstream.technique.Technique`)."""
 
     @property
     def name(self) -> str:
-        """The field's word for it."""
+        """The field's term for it."""
 
     @property
     def traits(self) -> Staged:
-        """What is declared of it."""
+        """Declared properties."""
 
     def apply(self, built: BuiltWorkload) -> None:
         """Transform what was built, in place."""
@@ -60,17 +60,17 @@ class Applicable(Protocol):
         """Change what the user's code is about to call."""
 
     def edit_script(self, script: Path, content: bytes) -> bytes:
-        """A plain script with its change."""
+        """Return a plain script with the technique's change."""
 
     def warmup_steps(self) -> int:
-        """Steps at the beginning that are taken otherwise than all later ones."""
+        """Return the number of first steps that run differently from all later ones."""
 
 
 _AnyTechnique = TypeVar("_AnyTechnique", bound=Applicable)
 
 
 def in_order(techniques: Iterable[_AnyTechnique]) -> tuple[_AnyTechnique, ...]:
-    """The order in which a combination is named, predicted and applied: by stage, then by name."""
+    """Return the techniques in the order they are named and applied: by stage, then by name."""
     return tuple(sorted(techniques, key=lambda technique: (technique.traits.stage, technique.name)))
 
 
@@ -82,33 +82,33 @@ def prepare(techniques: Iterable[Applicable]) -> None:
 
 @dataclass
 class BuiltWorkload:
-    """Live objects of one workload, in the process that made them.
+    """Live objects of one workload, in the process that built them.
 
-    One step is forward, loss, backward and optimizer step when there is an optimizer, and a
-    forward pass (with the loss, if given) without gradients when there is none. The batch is fed
-    as PyTorch users write it: ``(inputs, targets)`` with a loss: ``loss(model(inputs), targets)``;
-    a dictionary: ``model(**batch)`` whose output is, or has, the loss; anything else:
-    ``model(batch)``. A loss of one argument is given the output alone: ``lambda out: out.loss``.
+    With an optimizer one step is forward, loss, backward and optimizer step; without, a forward
+    pass (with the loss, if any) without gradients. The model gets the batch as PyTorch users write
+    it: ``(inputs, targets)`` with a loss: ``loss(model(inputs), targets)``; a dictionary:
+    ``model(**batch)``, whose output is or contains the loss; anything else: ``model(batch)``. A
+    loss of one argument gets only the output: ``lambda out: out.loss``.
 
     Attributes:
-        model: the ``nn.Module``, or None when the step is opaque.
-        step: runs one step and returns its loss or output; made from the rest when not given.
+        model: the ``nn.Module``, or None if the step is opaque.
+        step: runs one step and returns its loss or output; built from the other fields by default.
         metric: quality after the steps so far, or None; lower is better.
-        samples: samples per step, from the batch's first dimension unless given; 0 if unknown.
+        samples: samples per step, by default the batch's first dimension; 0 if unknown.
         samples_before: the same before any technique changed it.
-        name: the workload's, for messages.
-        reads_batch: whether `step` takes `batch` from here, so that another may be put there.
-        from_parts: whether `step` was made from the other parts, so that they are all there is.
+        name: name of the workload, for messages.
+        reads_batch: whether `step` reads `batch` from here, so that it can be replaced.
+        from_parts: whether `step` was built from the other fields, so that nothing else runs.
         other_optimizers: those of a plain script that also step within a step.
         from_script: whether a plain script runs the steps, so that replacing `step` has no effect.
-        lines: tells which of the user's lines made what, and which of them run.
-        rank, ranks: which of how many processes this is that take the step together; they are
-            joined in torch's default process group before the first technique of the stage
+        lines: the user's lines that created each object, and those that run.
+        rank, ranks: index of this process, and number of processes that run the step together;
+            they join torch's default process group before the first technique of the stage
             "distribution" is applied, and have the parameters of rank 0.
-        planned_steps: how many optimizer steps the training will take at most, for what changes on
-            the way; 0 where a step is taken by itself.
-        settle: waits until nothing of the steps so far is under way; what communicates beyond the
-            end of a step puts its own here.
+        planned_steps: maximum number of optimizer steps of the training, for techniques that change
+            during it; 0 if a step is run in isolation.
+        settle: waits until nothing of the steps so far is in progress; a technique that
+            communicates beyond the end of a step replaces it.
     """
 
     model: Any
@@ -137,16 +137,16 @@ class BuiltWorkload:
 
     @property
     def own_step(self) -> bool:
-        """Whether `step` is the user's function; a plain script has none that can be called."""
+        """Whether `step` is the user's function; False for a plain script."""
         return self.step is not _no_step and not self.from_parts
 
     @property
     def rows(self) -> int:
-        """How long the batch's first dimension is, which holds its samples; 0 if unknown."""
+        """Length of the batch's first dimension, which holds its samples; 0 if unknown."""
         return count_samples(self.batch)
 
     def need_model(self, technique: str, remedy: str = _PARTS) -> None:
-        """See that `model` is there for `technique`, which changes it.
+        """Check that `model` is available to `technique`, which changes it.
 
         Raises:
             WorkloadError: the step hides it.
@@ -157,39 +157,39 @@ class BuiltWorkload:
             )
 
     def resize(self, samples: int) -> None:
-        """Replace the batch by one that makes a step of `samples`, cut off or repeated.
+        """Replace the batch by one that makes a step of `samples`, truncated or repeated.
 
         Raises:
-            WorkloadError: the step hides its batch, or `samples` are no integer of its rows.
+            WorkloadError: the step hides its batch, or `samples` need a fractional number of rows.
         """
         rows = self.rows
         if not self.reads_batch or not rows or not self.samples:
             raise WorkloadError(
                 HIDDEN_BATCH, remedy="the size of its batch is set where the step is made"
             )
-        wanted, left = divmod(samples * rows, self.samples)
-        if left or wanted < 1:
+        target_rows, remainder = divmod(samples * rows, self.samples)
+        if remainder or target_rows < 1:
             raise WorkloadError(
-                f"{samples} samples are no whole batch: {rows} rows make {self.samples} samples"
+                f"{samples} samples are not a whole batch: {rows} rows make {self.samples} samples"
             )
-        self.batch = resized(self.batch, rows, wanted)
+        self.batch = resized(self.batch, rows, target_rows)
         self.samples = samples
 
 
 def build_from(
     result: Any, techniques: Iterable[Applicable], seed: int, name: str, where: str | None = None
 ) -> BuiltWorkload:
-    """Make a `BuiltWorkload` from a user's result, and apply `techniques` in stage order.
+    """Build a `BuiltWorkload` from a user's result, and apply `techniques` in stage order.
 
     Args:
         result: what the user's function returned: a `BuiltWorkload`, a mapping with its field
             names, ``(model, batch[, loss[, optimizer]])``, an ``nn.Module`` subclass with
             ``training_step`` (Lightning style) instead of model and loss, or a zero-argument
             callable that runs one step.
-        where: the function's place, for errors.
+        where: the function's location, for errors.
 
     Raises:
-        WorkloadError: none of these.
+        WorkloadError: the result is none of these.
     """
     import torch
 
@@ -223,8 +223,8 @@ def _normalise(result: Any, where: str | None) -> BuiltWorkload:
                 where=where,
                 remedy=f"use the keys {', '.join(FIELDS)}; only model or step is required",
             )
-        given = {key: value for key, value in result.items() if value is not None}
-        built = BuiltWorkload(**{"model": None, **given})
+        fields = {key: value for key, value in result.items() if value is not None}
+        built = BuiltWorkload(**{"model": None, **fields})
         return _with_step(built, where) if built.step is _no_step else built
     if isinstance(result, (tuple, list)) and result and isinstance(result[0], torch.nn.Module):
         if 2 <= len(result) <= 4:
@@ -242,9 +242,9 @@ def _normalise(result: Any, where: str | None) -> BuiltWorkload:
         if hasattr(result, "training_step"):
             remedy = "return (model, batch): its training_step and configure_optimizers do the rest"
     elif inspect.isgenerator(result):
-        remedy = "return them in place of yield: (model, batch, loss, optimizer)"
+        remedy = "return them instead of yielding them: (model, batch, loss, optimizer)"
     if isinstance(result, (tuple, list)):
-        shown += " of " + (", ".join(type(one).__name__ for one in result) or "nothing")
+        shown += " of " + (", ".join(type(part).__name__ for part in result) or "nothing")
         if 2 <= len(result) <= 4 and (inner := _inner_module(result[0])) is not None:
             remedy = inner
     raise WorkloadError(
@@ -255,7 +255,7 @@ def _normalise(result: Any, where: str | None) -> BuiltWorkload:
 
 
 def _inner_module(wrapper: Any) -> str | None:
-    """What to do about an object that is no module and holds one; None where it holds none."""
+    """Return the remedy for an object that is not a module but holds one; None if it holds none."""
     import torch
 
     for name, value in vars(wrapper).items() if hasattr(wrapper, "__dict__") else ():
@@ -268,7 +268,7 @@ def _inner_module(wrapper: Any) -> str | None:
 
 
 def _with_step(built: BuiltWorkload, where: str | None) -> BuiltWorkload:
-    """Give `built` the step its other fields describe.
+    """Set `step` of `built` from its other fields.
 
     The step reads them when it runs, so that a technique may replace the batch or the model.
     """
@@ -276,19 +276,19 @@ def _with_step(built: BuiltWorkload, where: str | None) -> BuiltWorkload:
 
     if built.model is None:
         raise WorkloadError(
-            "the function gave neither a model nor a step",
+            "the function returned neither a model nor a step",
             where=where,
             remedy="return (model, batch, loss, optimizer), or a function that runs one step",
         )
     if isinstance(built.batch, torch.optim.Optimizer) or not (
         built.loss is None or callable(built.loss)
     ):
-        batch, loss = (with_article(type(one).__name__) for one in (built.batch, built.loss))
+        batch, loss = (with_article(type(part).__name__) for part in (built.batch, built.loss))
         kinds = f"batch is {batch}, loss is {loss}"
         raise WorkloadError(
             f"the function returned its parts in another order: {kinds}",
             where=where,
-            remedy=_IN_ORDER + "; without a loss, None in its place",
+            remedy=_IN_ORDER + "; without a loss, pass None for it",
         )
     _check_parts(built, where)
     if built.loss is not None and not _accepts(built.loss, 2) and _accepts(built.loss, 1):
@@ -307,7 +307,7 @@ def _with_step(built: BuiltWorkload, where: str | None) -> BuiltWorkload:
         return built
     if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
         raise WorkloadError(
-            f"what stands for the optimizer is {with_article(type(optimizer).__name__)}",
+            f"the value returned as the optimizer is {with_article(type(optimizer).__name__)}",
             where=where,
             remedy=_IN_ORDER,
         )
@@ -324,7 +324,7 @@ def _with_step(built: BuiltWorkload, where: str | None) -> BuiltWorkload:
 
 
 def _check_parts(built: BuiltWorkload, where: str | None) -> None:
-    """Refuse classes in place of objects, and a loader in place of a batch."""
+    """Refuse a class instead of an object, and a loader instead of a batch."""
     import torch
 
     for what in ("loss", "optimizer"):
@@ -338,7 +338,7 @@ def _check_parts(built: BuiltWorkload, where: str | None) -> None:
             )
     if isinstance(built.batch, torch.utils.data.DataLoader):
         raise WorkloadError(
-            "what stands for the batch is a DataLoader",
+            "the value returned as the batch is a DataLoader",
             where=where,
             remedy="return one batch of it: next(iter(loader)); or name a plain script, "
             "whose loading is part of its step",
@@ -347,16 +347,16 @@ def _check_parts(built: BuiltWorkload, where: str | None) -> None:
 
 @dataclass(frozen=True)
 class _OfOutput:
-    """A loss of one argument, as Hugging Face style loops have it: called with the output alone.
+    """A loss of one argument, as in Hugging Face style loops: called with only the output.
 
     Attributes:
-        whole: whether the model is given a pair's second part, too: it computes the loss.
+        whole: whether the model also gets the second part of a pair, since it computes the loss.
     """
 
     loss: Callable[..., Any]
     whole: bool
 
-    def __call__(self, output: Any, *rest: Any) -> Any:
+    def __call__(self, output: Any, *_: Any) -> Any:
         return self.loss(output)
 
 
@@ -378,23 +378,21 @@ def _accepts(function: Any, count: int) -> bool:
 
 @functools.cache
 def _takes_index(kind: Any) -> bool:
-    """Whether ``training_step`` of this class takes the batch's number, as it may."""
+    """Whether ``training_step`` of this class takes the optional batch index."""
     return _accepts(kind.training_step, 3)
 
 
 def training_loss(built: BuiltWorkload, where: str | None = None) -> Any:
-    """The scalar loss of one forward pass over the batch, ready for ``backward``.
+    """Return the scalar loss of one forward pass over the batch, for ``backward``.
 
     Raises:
-        WorkloadError: the model gives no scalar.
+        WorkloadError: the model does not return a scalar.
     """
     return _loss_of(model_output(built), where)
 
 
 def model_output(built: BuiltWorkload) -> Any:
-    """What one forward pass over the batch gives: the loss, or the output where a plain script's
-    loop computes the loss by itself.
-    """
+    """Return the loss of one forward pass; for scripts that compute the loss, the output."""
     if built.loss is None and hasattr(built.model, "training_step"):
         # mypy does not know that every class can be hashed.
         index = (0,) if _takes_index(type(built.model)) else ()  # type: ignore[arg-type]
@@ -403,7 +401,7 @@ def model_output(built: BuiltWorkload) -> Any:
 
 
 def _first_optimizer(configured: Any) -> Any:
-    """Of what Lightning's ``configure_optimizers`` may return: one, several, with schedulers."""
+    """Return the first optimizer that Lightning's ``configure_optimizers`` returned, or None."""
     if isinstance(configured, Mapping):
         return configured.get("optimizer")
     if isinstance(configured, (tuple, list)):
@@ -412,7 +410,7 @@ def _first_optimizer(configured: Any) -> Any:
 
 
 def _forward(model: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
-    """The model's output for `batch`, or its loss when there is one to compute."""
+    """Return the model's output for `batch`, or the loss if there is a loss function."""
     if isinstance(batch, Mapping):
         output = model(**batch)
         return output if loss is None else loss(output, batch)
@@ -433,7 +431,7 @@ def _call(model: Any, inputs: Any) -> Any:
 
 
 def _loss_of(output: Any, where: str | None) -> Any:
-    """The scalar to differentiate: the output itself, its ``loss``, or its ``["loss"]``."""
+    """Return the scalar to differentiate: the output, its ``loss``, or its ``["loss"]``."""
     import torch
 
     value = output
@@ -448,7 +446,7 @@ def _loss_of(output: Any, where: str | None) -> Any:
             shape = tuple(value.shape)
             remedy += "; a loss that gives one number per sample needs .mean()"
         raise WorkloadError(
-            f"one training step needs a scalar loss; the model gave {shape}",
+            f"one training step needs a scalar loss; the model returned {shape}",
             where=where,
             remedy=remedy,
         )
@@ -456,7 +454,7 @@ def _loss_of(output: Any, where: str | None) -> Any:
 
 
 def count_samples(batch: Any) -> int:
-    """The first dimension of the first tensor in `batch`; 0 where there is none."""
+    """Return the first dimension of the first tensor in `batch`; 0 without a tensor."""
     import torch
 
     if isinstance(batch, torch.Tensor):

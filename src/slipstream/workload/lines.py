@@ -58,7 +58,7 @@ class UserLines:
     """Identifies the user's lines; as a context, records those that create modules.
 
     Attributes:
-        root: the project's folder; None for all files but those of Python, torch and slipstream.
+        root: the project's folder; None for all files except those of Python, torch, slipstream.
         returned: where the user's function returns the parts of a step; empty for scripts.
     """
 

@@ -1,4 +1,4 @@
-"""`Workload`: a value that says how to make the user's model and step, anywhere, again."""
+"""`Workload`: the recipe that builds the user's model and step in any process."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from slipstream.workload.providers import provider_in
 
 @dataclass(frozen=True)
 class Workload:
-    """A recipe: where the user's function or script is, its arguments, and techniques on top.
+    """A recipe: the user's function or script, its arguments, and techniques on top.
 
-    It is a value: `with_technique` returns a new one, nothing is applied in place. It crosses
-    processes as its `target`, `arguments` and the techniques' names; the live model is made by
-    `slipstream.workload.drive`, in a child process.
+    It is immutable: `with_technique` returns a new one. Other processes get its `target`,
+    `arguments` and the techniques' specs; the live model is built by `slipstream.workload.drive`,
+    in a child process.
 
     Attributes:
-        target: ``file.py:function``, or ``script.py`` with everything in it.
+        target: ``file.py:function``, or ``script.py`` for a whole script.
         arguments: keyword arguments of the function, JSON values only.
         script_arguments: ``sys.argv[1:]`` of a plain script.
-        techniques: applied in their stage order when built.
-        live: set by `Workload.of` only: objects that exist in this process alone.
+        techniques: applied in stage order when the workload is built.
+        live: set by `Workload.of` only: objects that exist only in this process.
     """
 
     target: str
@@ -43,22 +43,22 @@ class Workload:
 
     @classmethod
     def parse(cls, target: str | Path, *script_arguments: str, **arguments: Any) -> Workload:
-        """A workload from ``file.py:function`` or ``script.py``, checked as far as text allows.
+        """Return a workload from ``file.py:function`` or ``script.py`` after checking the file.
 
-        A file with ``skyline_model_provider`` or ``deepview_model_provider`` is one of providers,
-        not a script; see `slipstream.workload.providers`.
+        A file with ``skyline_model_provider`` or ``deepview_model_provider`` is treated as one with
+        providers, not as a script; see `slipstream.workload.providers`.
 
         Raises:
-            InvalidArgumentError: not of that form, or a live object.
+            InvalidArgumentError: `target` does not have this form, or is a live object.
             WorkloadError: the file does not exist or does not parse.
             UnknownNameError: the file defines no such function; the nearest is suggested.
         """
         if not isinstance(target, (str, Path)):
             raise InvalidArgumentError(
                 "workload",
-                f"it is {with_article(type(target).__name__)}, and a file's name is meant",
-                remedy='"train.py:make_workload"; what lives here, as in a notebook: '
-                "ss.Workload.of(model, batch, loss, optimizer)",
+                f"expected the name of a file, but got {with_article(type(target).__name__)}",
+                remedy='for example "train.py:make_workload"; for objects of this process, as in a '
+                "notebook: ss.Workload.of(model, batch, loss, optimizer)",
             )
         text = str(target)
         try:
@@ -66,8 +66,8 @@ class Workload:
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 "arguments",
-                f"they go to another process as JSON: {error}",
-                remedy="give numbers, text, lists; live objects with Workload.of(model, ...)",
+                f"they must be JSON, to be sent to another process: {error}",
+                remedy="pass numbers, strings or lists; live objects with Workload.of(model, ...)",
             ) from error
         path, colon, function = text.rpartition(":") if ".py:" in text else (text, "", "")
         file = Path(path)
@@ -75,12 +75,12 @@ class Workload:
             raise InvalidArgumentError(
                 "WORKLOAD",
                 f"'{text}' is neither file.py:function nor a script.py",
-                remedy=_guess(text) or "as train.py:make_workload, or train.py",
+                remedy=_guess(text) or "for example train.py:make_workload, or train.py",
             )
         tree = _parse_source(file)
         if colon:
             functions, others = _names(tree)
-            # After `from x import *` nobody can tell.
+            # After `from x import *` the names are unknown.
             if function not in functions | others and "*" not in others:
                 raise UnknownNameError("function", function, functions, where=str(file))
         elif (provider := provider_in(tree)) is not None:
@@ -89,7 +89,7 @@ class Workload:
             raise InvalidArgumentError(
                 "--set",
                 "a plain script takes no keyword arguments",
-                remedy="give its own arguments after --, or name a function: "
+                remedy="pass its own arguments after --, or name a function: "
                 f"{text}:{(workload_functions(file) or ['FUNCTION'])[0]}",
             )
         return cls(text, dict(arguments), tuple(script_arguments))
@@ -106,16 +106,16 @@ class Workload:
         metric: Any = None,
         samples: int = 0,
     ) -> Workload:
-        """A workload from live objects: deep-copied now, and confined to this process.
+        """Return a workload from live objects: copied now, and confined to this process.
 
         Args:
             model: an ``nn.Module``, or a zero-argument callable that runs one step.
-            batch: what one step is fed; see `BuiltWorkload`.
+            batch: input of one step; see `BuiltWorkload`.
             loss: ``loss(output, targets)``, or None for inference and for models that return one.
             optimizer: steps `model`'s parameters; None for inference.
-            step: runs one step, in place of the one the other parts make.
-            metric: gives the quality after the steps so far; lower is better.
-            samples: samples per step; 0 to read them off the batch's first dimension.
+            step: runs one step, instead of the step built from the other objects.
+            metric: returns the quality after the steps so far; lower is better.
+            samples: samples per step; 0 to use the batch's first dimension.
 
         Raises:
             InvalidArgumentError: the objects cannot be copied together, or samples are negative.
@@ -130,19 +130,19 @@ class Workload:
             zip(FIELDS, (model, batch, loss, optimizer, step, metric, samples), strict=True)
         )
         try:
-            # One deepcopy of all, so that the optimizer's copy steps the model's copy.
+            # A single deepcopy, so that the optimizer's copy steps the model's copy.
             copied = copy.deepcopy(live)
         except Exception as error:
             raise InvalidArgumentError(
                 "model",
                 f"these objects cannot be copied: {error}",
-                remedy="give a file.py:function instead; it is built afresh each time",
+                remedy="pass a file.py:function instead; it is built from scratch each time",
             ) from error
         return cls("live objects", live=copied)
 
     @property
     def path(self) -> Path:
-        """The file the target names."""
+        """The target's file."""
         return Path(self.target.rpartition(":")[0] if ".py:" in self.target else self.target)
 
     @property
@@ -152,42 +152,43 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """Short and without folders: ``train.py:make_workload(batch_size=64)``."""
+        """Short name without folders: ``train.py:make_workload(batch_size=64)``."""
         if self.live is not None:
             return self.target
         shown = self.path.name + (f":{self.function}" if self.function else "")
         if self.arguments:
             inside = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
             shown += f"({inside})"
-        # The name of a file may hold bytes that are no text here; stores and pages take text only.
+        # A file name may hold bytes that are not valid text; stores and pages accept only text.
         return shown.encode(errors="backslashreplace").decode()
 
     def with_technique(self, *techniques: Applicable) -> Workload:
-        """This workload with `techniques` on top; the order they apply in is their stage's."""
+        """Return this workload with `techniques` added; they are applied in stage order."""
         return replace(self, techniques=self.techniques + techniques)
 
     def build(self, seed: int = 0) -> BuiltWorkload:
-        """Make the live model in *this* process from `Workload.of`'s objects.
+        """Build the live model in *this* process from `Workload.of`'s objects.
 
         Raises:
-            WorkloadError: this is a file's workload: those are built in a child, by `drive`.
+            WorkloadError: the workload is a file, which `drive` builds in a child.
         """
         if self.live is None:
             raise WorkloadError(
-                f"{self.name} is built in a child process", remedy="ss.profile, ss.prove, ss.apply"
+                f"{self.name} is built in a child process",
+                remedy="use ss.profile, ss.prove or ss.apply",
             )
         return build_from(copy.deepcopy(dict(self.live)), self.techniques, seed, self.name)
 
     def to_json(self) -> dict[str, Any]:
-        """What another process needs to make the same workload; techniques by name.
+        """Return what another process needs to build this workload, with techniques as specs.
 
         Raises:
-            WorkloadError: a workload of live objects cannot leave its process.
+            WorkloadError: live objects cannot be sent to another process.
         """
         if self.live is not None:
             raise WorkloadError(
                 "a workload of live objects cannot leave this process",
-                remedy="give a file.py:function instead",
+                remedy="pass a file.py:function instead",
             )
         return {
             "target": str(self.path.resolve()) + (f":{self.function}" if self.function else ""),
@@ -198,12 +199,12 @@ class Workload:
 
 
 def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """What the module's own code defines as functions, and whatever else it gives a name."""
+    """Return the functions that a module defines, and all other names that it binds."""
     functions: set[str] = set()
     others: set[str] = set()
-    waiting: list[ast.AST] = list(tree.body)
-    while waiting:
-        node = waiting.pop()
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             (others if isinstance(node, ast.ClassDef) else functions).add(node.name)
             continue  # names inside it are not the module's
@@ -211,14 +212,14 @@ def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
             others.add(node.id)
         elif isinstance(node, ast.alias):
             others.add(node.asname or node.name)
-        waiting += ast.iter_child_nodes(node)
+        pending += ast.iter_child_nodes(node)
     return functions, others
 
 
 def workload_functions(path: Path) -> list[str]:
-    """The functions of a file that may be named as workloads: what they return has parts.
+    """Return the functions of a file that may be workloads: they return the parts of a step.
 
-    Those with arguments that must be given are left out; empty where the file cannot be read.
+    Functions with required arguments are left out. Empty if the file cannot be read.
     """
     try:
         tree = _parse_source(path)
@@ -228,7 +229,7 @@ def workload_functions(path: Path) -> list[str]:
 
 
 def workloads_in(tree: ast.Module) -> list[ast.FunctionDef]:
-    """As `workload_functions`, of a syntax tree."""
+    """Return what `workload_functions` does, for a syntax tree."""
     return [
         node
         for node in tree.body
@@ -257,7 +258,7 @@ def _returns_parts(function: ast.FunctionDef) -> bool:
 
 
 def _guess(text: str) -> str | None:
-    """What was meant by ``train``, ``package.train:make``, or a notebook."""
+    """Suggest the target that ``train``, ``package.train:make`` or a notebook was meant as."""
     path, colon, function = text.partition(":")
     for file in (Path(f"{path}.py"), Path(path.replace(".", "/") + ".py")):
         if file.is_file():
@@ -267,18 +268,20 @@ def _guess(text: str) -> str | None:
     if not colon and module and file.is_file():
         return f"did you mean {file}:{name}?"
     if text.endswith(".slipgraph"):
-        return "a recording cannot be run; predict and advise take it: ss.load(...)"
+        return "a recording cannot be run; pass it to predict or advise: ss.load(...)"
     if path.endswith(".ipynb"):
-        return "a notebook is no workload; in it, use slipstream.Workload.of(model, batch, ...)"
-    near = difflib.get_close_matches(Path(path).name, _files_beside(path))
+        return "a notebook is not a workload; in it, use slipstream.Workload.of(model, batch, ...)"
+    near = difflib.get_close_matches(Path(path).name, _neighbours(path))
     return f"did you mean {Path(path).with_name(near[0])}{colon}{function}?" if near else None
 
 
-def _files_beside(path: str) -> list[str]:
-    """Names of scripts and recordings in the folder of `path`; none where it cannot be read."""
+def _neighbours(path: str) -> list[str]:
+    """Return the names of scripts and recordings in the folder of `path`; empty on errors."""
     with contextlib.suppress(OSError):
         return [
-            one.name for one in Path(path).parent.iterdir() if one.suffix in (".py", ".slipgraph")
+            file.name
+            for file in Path(path).parent.iterdir()
+            if file.suffix in (".py", ".slipgraph")
         ]
     return []
 
@@ -287,16 +290,16 @@ def _parse_source(file: Path) -> ast.Module:
     try:
         source = file.read_bytes()
     except FileNotFoundError:
-        # None where there is no such folder.
-        near = sorted(path.name for path in file.parent.glob("*.py"))
-        # Without the ending, which all of them share.
-        alike = difflib.get_close_matches(file.stem, [Path(one).stem for one in near], n=1)
+        # Empty if the folder does not exist.
+        names = sorted(path.name for path in file.parent.glob("*.py"))
+        # Without the suffix, which all of them share.
+        similar = difflib.get_close_matches(file.stem, [Path(name).stem for name in names], n=1)
         if not file.parent.is_dir():
-            remedy = f"there is no folder '{file.parent}' either; check the path"
-        elif alike:
-            remedy = f"did you mean {file.parent / alike[0]}.py?"
+            remedy = f"the folder '{file.parent}' does not exist either; check the path"
+        elif similar:
+            remedy = f"did you mean {file.parent / similar[0]}.py?"
         else:
-            remedy = f"Python files there: {', '.join(near[:8])}" if near else "check the path"
+            remedy = f"Python files there: {', '.join(names[:8])}" if names else "check the path"
         raise WorkloadError(f"there is no file '{file}'", remedy=remedy) from None
     except OSError as error:
         raise WorkloadError(
@@ -314,5 +317,5 @@ def _parse_source(file: Path) -> ast.Module:
             f"Python cannot parse the file: {getattr(error, 'msg', error)}"
             + (f"\n    {text}" if text else ""),
             where=f"{file}:{line}" if line else str(file),
-            remedy="mend the file; Python cannot run it either",
+            remedy="fix the file; Python cannot run it either",
         ) from error

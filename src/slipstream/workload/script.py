@@ -1,12 +1,12 @@
-"""A plain script as a workload: its optimizer steps are its steps, or its calls of the model.
+"""A plain script as a workload, whose steps are its optimizer steps or its calls of a model.
 
-The script runs as ``__main__``, unchanged, or as techniques that change its loop have edited it:
-its file is not modified. The first two optimizer steps reveal the models and optimizers; from then
-on every optimizer step resumes the program. When the program has what it needs, the process ends at
-once, so that nothing the script would do later (saving a checkpoint, overwriting results) happens.
+The script runs as ``__main__``, unchanged, or edited by techniques that change its loop: its file
+is not modified. The first two optimizer steps reveal the models and optimizers; after that every
+optimizer step resumes the program. When the program ends, the process ends immediately, so that
+nothing the script would do later (saving a checkpoint, overwriting results) happens.
 
 A script that calls a model and never runs a backward pass is inference: the calls of that model are
-its steps. If that is known only at its end, it runs again.
+its steps. If this is known only when it ends, it runs again.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _STEPS_TO_DISCOVER = 2
-# Of fewer steps than this, a script runs again where a program may repeat it.
+# A script with fewer steps than this runs again if the program allows it.
 _SHORT_SCRIPT = 500
-# Words of a script that only runs a model, and of one that may train it (or what it imports).
+# Words of a script that only runs a model, and of one that may train it (or of its imports).
 _INFERS = re.compile(r"\b(inference_mode|no_grad)\b")
 _TRAINS = re.compile(r"\b(backward|fit|optim\w*|[Tt]rain\w*)\b")
-# What argparse leaves with when the arguments are wrong.
+# Exit status of argparse for wrong arguments.
 ARGPARSE = 2
 _SHOWN_BYTES, _SHOWN_LINES, _SHOWN_FUNCTIONS = 4096, 5, 3
 _WORKED_S = 0.5
 
 
 class ScriptEndedError(WorkloadError):
-    """The script came to its own end, without an error, before the program had its steps.
+    """The script ended, without an error, before the program had enough steps.
 
     Attributes:
-        ended: that it did, and after how many steps, in words.
-        available: steps that the program could have had.
+        ended: how the script ended, and after how many steps.
+        available: number of steps that the program could have had.
     """
 
     def __init__(self, ended: str, available: int, *, remedy: str) -> None:
@@ -65,14 +65,14 @@ class ScriptEndedError(WorkloadError):
 
 
 class ScriptRestarted(Exception):  # noqa: N818 (a signal, like GeneratorExit)
-    """Thrown into a program at the step that the script's end cut short; the next one is whole."""
+    """Thrown into a program at the step that the script's end interrupted."""
 
 
 class _Discovery:
-    """The models that the optimizers train, or that are called, and what they are called with.
+    """The models that optimizers train, or that are called, with the arguments of these calls.
 
     Args:
-        adds_up: whether a step's loss is all that ``backward`` was called on, not only the last.
+        adds_up: whether a step's loss is the sum over its ``backward`` calls, not only the last.
     """
 
     def __init__(self, adds_up: bool) -> None:
@@ -96,13 +96,13 @@ class _Discovery:
         if self._depth == 1 and id(module) not in self.roots:
             self.roots[id(module)] = module
             self._arguments[id(module)] = inputs, {}
-            # Only a module's own hook is told of keyword arguments; it sees the second step.
+            # Only a module's own hook gets keyword arguments; it sees the second step.
             self._hooks.append(module.register_forward_pre_hook(self._take, with_kwargs=True))
 
     def _take(self, module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> None:
         import torch
 
-        # Of a step's calls the largest counts, and none of a validation.
+        # The largest call of a step counts, and none without gradients, as in a validation.
         trains, samples = torch.is_grad_enabled(), count_samples((*inputs, *named.values()))
         if (trains, samples) >= self._largest.get(id(module), (False, 0)):
             self._largest[id(module)] = trains, samples if trains else 0
@@ -120,11 +120,11 @@ class _Discovery:
 
     @property
     def most_calls(self) -> int:
-        """Calls of the outermost module that was called most often."""
+        """Number of calls of the outermost module that was called most often."""
         return max(self._calls.values(), default=0)
 
     def begin(self) -> None:
-        """Watch a run of the script from its start."""
+        """Start to watch a run of the script."""
         from torch.nn.modules import module
 
         self.after_backward = lambda: None
@@ -139,7 +139,7 @@ class _Discovery:
         self._watch_loaders()
 
     def note_losses(self) -> None:
-        """Have `take_loss` know what ``backward`` was called on: a script returns no loss."""
+        """Record the tensors that ``backward`` is called on, since a script returns no loss."""
         import torch
 
         backward: Callable[..., Any] = torch.Tensor.backward
@@ -156,7 +156,7 @@ class _Discovery:
         torch.Tensor.backward = noting  # type: ignore[method-assign, assignment]
 
     def take_loss(self) -> Any:
-        """The step's loss, once: nothing of ours shall keep its graph alive."""
+        """Return the step's loss, and forget it, so that its graph is not kept alive."""
         loss, self._loss = self._loss, None
         return loss
 
@@ -169,7 +169,7 @@ class _Discovery:
             _iterator().__next__, self._next = self._next, None
 
     def _watch_loaders(self) -> None:
-        """Count the batches that each loader gives for training; `finish` ends it."""
+        """Count the batches that each loader returns for training, until `finish`."""
         import torch
 
         self._next = original = _iterator().__next__
@@ -184,30 +184,30 @@ class _Discovery:
         _iterator().__next__ = counted
 
     def stepped(self) -> None:
-        """Begin to count the calls and batches of the next step."""
+        """Start to count the calls and batches of the next step."""
         self._loads.clear()
         self._largest.clear()
         self._before = self.backwards
 
     @property
     def batches_per_step(self) -> int:
-        """Batches since `stepped` that had a backward pass: several where gradients add up."""
+        """Batches with a backward pass since `stepped`; several if gradients are accumulated."""
         return max(1, min(max(self._loads.values(), default=1), self.backwards - self._before))
 
     def batch_of(self, module: torch.nn.Module | None) -> Any:
-        """All that `module` was last called with; None if it was not."""
+        """Return all arguments of the last call of `module`; None if it was not called."""
         if id(module) not in self._arguments:
             return None
         inputs, named = self._arguments[id(module)]
         return (*inputs, *named.values())
 
     def call_of(self, module: torch.nn.Module) -> Callable[[], Any]:
-        """The last call of `module`, to be repeated."""
+        """Return a function that repeats the last call of `module`."""
         inputs, named = self._arguments[id(module)]
         return lambda: module(*inputs, **named)
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-        """The outermost module called that owns the most of the optimizer's parameters."""
+        """Return the outermost called module that owns most of the optimizer's parameters."""
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
 
         def owned(module: torch.nn.Module) -> int:
@@ -228,8 +228,8 @@ def run_script(
     """Run the script at ``workload.path`` until `program` has its steps; never returns normally.
 
     Args:
-        repeats: whether a short script runs again when it has ended, with `ScriptRestarted` thrown
-            into `program` at the step that its end cut short.
+        repeats: whether a short script runs again after its end, with `ScriptRestarted` thrown
+            into `program` at the step that the end interrupted.
 
     Raises:
         WorkloadError: the script failed, or neither stepped an optimizer nor called a model.
@@ -239,7 +239,7 @@ def run_script(
 
 
 class _Script(Generic[T]):
-    """A script, the program that its steps resume, and what is known of both so far."""
+    """A script, the program that its steps resume, and the state of both."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class _Script(Generic[T]):
         self._seed = seed
         self._path = workload.path.resolve()
         self._content = edit_script(self._path, workload.techniques)
-        # An edit changes how many batches there are in a step: the loss is the sum over them.
+        # An edit changes the number of batches per step: the loss is the sum over them.
         self._discovery = _Discovery(adds_up=self._content is not None)
         self._lines = UserLines(project_root(self._path))
         self._steps_of: dict[int, int] = {}
@@ -264,7 +264,7 @@ class _Script(Generic[T]):
         self._built: BuiltWorkload | None = None
 
     def run(self, repeats: bool) -> T:
-        """Run the script, again where that is needed."""
+        """Run the script, several times if necessary."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(self._discover)
@@ -288,7 +288,7 @@ class _Script(Generic[T]):
         raise _too_short(self._path, self._steps_of, self._discovery, exit_, self._resumed)
 
     def _run(self) -> SystemExit | None:
-        """Run the script to its end, as in `_run`, and watch for a model and an optimizer."""
+        """Run the script to its end, and watch for a model and an optimizer."""
         self._steps_of.clear()
         self._optimizers.clear()
         self._marked = False
@@ -302,7 +302,7 @@ class _Script(Generic[T]):
 
     @property
     def _infers(self) -> bool:
-        """Whether the script only called a model, often enough for a program to begin."""
+        """Whether the script only called a model, often enough for a program to start."""
         trains = bool(self._steps_of) or bool(self._discovery.backwards)
         return not trains and not self._marked and self._discovery.most_calls > _STEPS_TO_DISCOVER
 
@@ -320,7 +320,7 @@ class _Script(Generic[T]):
             if torch._C._current_graph_task_id() < 0:
                 _resume_after_step(optimizer, take_loss, resumed)
                 return
-            # It steps in hooks of the backward pass, where a profiler can neither start nor end.
+            # It steps in hooks of the backward pass, where a profiler can neither start nor stop.
             self._discovery.after_backward = lambda: resumed.resume(take_loss())
 
     def _discover_call(self, model: torch.nn.Module, count: int) -> None:
@@ -330,7 +330,7 @@ class _Script(Generic[T]):
     def _begin(
         self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
     ) -> _Resumed:
-        """The program, about to run over the steps of what was discovered."""
+        """Return the program, about to run over the discovered steps."""
         self._marked = True
         batches = self._discovery.batches_per_step
         self._discovery.finish()
@@ -355,7 +355,7 @@ class _Script(Generic[T]):
             for technique in in_order(self._workload.techniques):
                 technique.apply(built)
             if self._content is not None and built.samples_before:
-                # The edited loop has taken the technique's batches, too.
+                # The edited loop also accumulates the technique's batches.
                 batches = max(batches * built.samples_before // built.samples, 1)
             built.samples *= batches
             built.samples_before *= batches
@@ -365,7 +365,7 @@ class _Script(Generic[T]):
             self._built = built
             self._resumed = _Resumed(self._program(built), self._leave)
         else:
-            # The program keeps what it was given.
+            # The program retains its workload.
             vars(self._built).update(vars(built))
         return self._resumed
 
@@ -375,7 +375,7 @@ def _ended_well(exit_: SystemExit | None) -> bool:
 
 
 def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> SystemExit | None:
-    """Run the script to its end; return how it exited, None if it did not call ``sys.exit``."""
+    """Run the script to its end; return its ``SystemExit``, or None without one."""
     import torch
 
     torch.manual_seed(seed)
@@ -397,15 +397,15 @@ def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> Sy
 
 
 def edit_script(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
-    """A plain script as those of `techniques` that edit it would have it, in stage order.
+    """Return a plain script after the edits of `techniques`, in stage order.
 
     Returns:
-        The file's bytes; None where none of them edits.
+        The file's bytes; None if no technique edits scripts.
 
     Raises:
-        SlipstreamError: there is no place for an edit.
+        SlipstreamError: an edit cannot be placed.
     """
-    editing = [one for one in techniques if one.traits.edits_script]
+    editing = [technique for technique in techniques if technique.traits.edits_script]
     if not editing:
         return None
     content = script.read_bytes()
@@ -415,9 +415,9 @@ def edit_script(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
 
 
 def _run_edited(path: Path, content: bytes) -> None:
-    """As ``runpy.run_path``, with this content in place of the file's."""
+    """Run `content` as ``runpy.run_path`` would run the file."""
     text = importlib.util.decode_source(content)
-    # Errors show the lines that ran.
+    # For tracebacks, which show the lines that ran.
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     module = types.ModuleType("__main__")
     module.__file__, module.__package__ = str(path), ""
@@ -429,7 +429,7 @@ class _Resumed:
     """A program that the script's steps resume.
 
     Attributes:
-        turns: how often it was resumed; the first time it only begins.
+        turns: number of times it was resumed; the first time only starts it.
     """
 
     def __init__(self, running: Generator[None, Any, T], leave: Callable[[T], NoReturn]) -> None:
@@ -439,12 +439,12 @@ class _Resumed:
         self.turns = 0
 
     def restart(self) -> int:
-        """Note that the script begins again; return the number of turns so far."""
+        """Record that the script starts again; return the number of turns so far."""
         self._restarted = True
         return self.turns
 
     def resume(self, value: Any) -> None:
-        """Let the program go on, after a step that gave `value`."""
+        """Resume the program after a step that returned `value`."""
         if self._active:  # the program itself calls the model
             return
         self._active = True
@@ -464,7 +464,7 @@ class _Resumed:
 
 
 def _iterator() -> Any:
-    """What both kinds of loader's iterators inherit ``__next__`` from."""
+    """Return the base class of both kinds of loader iterators, which defines ``__next__``."""
     import torch.utils.data.dataloader
 
     return torch.utils.data.dataloader._BaseDataLoaderIter
@@ -473,14 +473,14 @@ def _iterator() -> Any:
 def _resume_after_step(
     optimizer: torch.optim.Optimizer, take_loss: Callable[[], Any], program: _Resumed
 ) -> None:
-    """From now on each ``optimizer.step()`` of the script ends with one turn of the program.
+    """Resume the program at the end of each ``optimizer.step()`` of the script.
 
-    On the object, not as a hook: torch calls its hooks inside the annotation it puts around the
-    step, and the program must begin and end its recordings outside of it.
+    The method is replaced, not hooked: torch calls hooks inside the annotation around the step, and
+    the program must start and stop its recordings outside of it.
     """
     original = optimizer.step
 
-    # With its attributes: learning rate schedulers look for theirs.
+    # With its attributes: learning rate schedulers read theirs.
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -491,9 +491,9 @@ def _resume_after_step(
 
 
 def _resume_after_call(model: torch.nn.Module, program: _Resumed) -> None:
-    """From now on each call of `model` ends with one turn of the program.
+    """Resume the program at the end of each call of `model`.
 
-    Through a subclass, not a hook: hooks run inside the annotation of the module's forward pass.
+    A subclass replaces hooks, which run inside the annotation of the module's forward pass.
     """
     original: Any = type(model)
     depth = 0
@@ -514,7 +514,7 @@ def _resume_after_call(model: torch.nn.Module, program: _Resumed) -> None:
 
 
 def _leave_with(error: Exception) -> NoReturn:
-    """End the process with our error; raised, it could be caught by the script's own handlers."""
+    """End the process with an error, which the script's handlers could catch if it were raised."""
     try:
         channel().send({"error": describe_error(error)})
     finally:
@@ -522,16 +522,16 @@ def _leave_with(error: Exception) -> NoReturn:
 
 
 def _remedy(error: Exception, workload: Workload) -> str | None:
-    """What to do about an error that is due to the script being run by us, if it is."""
+    """Return the remedy for an error that is due to running the script here; None for others."""
     name = workload.path.name
     if isinstance(error, EOFError) and "reading a line" in str(error):
-        return "nobody answers questions here: give what it asks for as an argument, after --"
+        return "a prompt cannot be answered here: pass its answer as an argument, after --"
     if isinstance(error, ImportError) and (relative := relative_import(workload.path)):
         return relative
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if "argv" in line:
-        given = " ".join(workload.script_arguments)
-        return f"its arguments go after --, as in: {name} -- {given or 'ARGS'}"
+        arguments = " ".join(workload.script_arguments)
+        return f"pass its arguments after --, for example {name} -- {arguments or 'ARGS'}"
     return None
 
 
@@ -542,21 +542,21 @@ def _too_short(
     left: SystemExit | None,
     resumed: _Resumed | None,
 ) -> WorkloadError:
-    """Why the script gave no (or not enough) steps: it failed, it is no training, it is short."""
+    """Return the error for a script without enough steps: it failed, trains nothing or is short."""
     name, steps = path.name, max(steps_of.values(), default=0)
     after = f"after {steps} optimizer step{'s' * (steps != 1)}"
     after = after if steps else "before any optimizer step"
     if left is not None and isinstance(left.code, str):
         return WorkloadError(
-            f"{name} gave up {after}: {left.code}", remedy="it says so without slipstream too"
+            f"{name} exited {after}: {left.code}", remedy="it does so without slipstream too"
         )
     if left is not None and left.code:
         output = _last_output()
-        remedy = "run it on its own; it gives up there too"
+        remedy = "run it alone; it exits there too"
         if left.code == ARGPARSE:
-            remedy = f"its arguments go after --, as in: {name} -- ARGS"
+            remedy = f"pass its arguments after --, for example {name} -- ARGS"
         return WorkloadError(
-            f"{name} gave up {after} with sys.exit({left.code})"
+            f"{name} exited {after} with sys.exit({left.code})"
             + (f"; its last output was:\n{indent(output, '    ')}" if output else ""),
             remedy=remedy,
         )
@@ -574,16 +574,16 @@ def _too_short(
 
 
 def _never_stepped(path: Path, how: str, discovery: _Discovery) -> WorkloadError:
-    """It ended without an optimizer step: what it did in place of that."""
-    name, there = path.name, workload_functions(path)
-    named = " or ".join(f"{name}:{one}" for one in there[:_SHOWN_FUNCTIONS]) or f"{name}:FUNCTION"
-    function = f"name a function that returns (model, batch, loss, optimizer): {named}"
-    did, remedy = "", f"is the training behind an argument? give it after --; or {function}"
+    """Return the error for a script that ended without an optimizer step."""
+    name, functions = path.name, workload_functions(path)[:_SHOWN_FUNCTIONS]
+    named = " or ".join(f"{name}:{function}" for function in functions) or f"{name}:FUNCTION"
+    advice = f"name a function that returns (model, batch, loss, optimizer): {named}"
+    did, remedy = "", f"if an argument selects training, pass it after --; or {advice}"
     if discovery.backwards:
         did = f", after {_calls(discovery.backwards)} of backward"
         remedy = (
             "the steps of a script are counted by optimizer.step() of a torch.optim.Optimizer; "
-            f"call that, or {function}"
+            f"call that, or {advice}"
         )
     elif discovery.transformed:
         did = ", but called a model under a transform of torch.func"
@@ -595,11 +595,11 @@ def _never_stepped(path: Path, how: str, discovery: _Discovery) -> WorkloadError
         did = f", after {_calls(discovery.forwards)} of a model"
         remedy = (
             f"for inference, name a function that returns (model, batch): {named}; "
-            "if it trains when asked to by an argument, give that after --"
+            "if an argument selects training, pass it after --"
         )
     elif _children_ran():
         did = ", but started other processes"
-        remedy = f"what trains in a process that it starts is not seen; {function}"
+        remedy = f"training in processes that the script starts is not observed; {advice}"
     return WorkloadError(f"{name} {how} without an optimizer step{did}", remedy=remedy)
 
 
@@ -608,14 +608,14 @@ def _calls(count: int) -> str:
 
 
 def _children_ran() -> bool:
-    """Whether processes that this one started, and that ended, did any work to speak of."""
+    """Whether ended processes that this one started used noticeable CPU time."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > _WORKED_S
 
 
 def _last_output() -> str:
-    """The last lines this process printed, where its output goes to a file."""
+    """Return the last lines that this process printed, if its output goes to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     status = os.fstat(2)
