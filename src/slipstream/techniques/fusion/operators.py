@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.codegen.ops import OPS
 from slipstream.codegen.rows import Nest, UnsupportedError
 
 
@@ -50,32 +51,18 @@ class Tensor:
     statement: int
 
 
+# Operators by the operation that they are; the others have a rule.
 _MAPS = {
-    "neg": "-{0}", "exp": "f_exp({0})", "log": "f_log({0})", "sqrt": "f_sqrt({0})",
-    "rsqrt": "real(1.0) / f_sqrt({0})", "reciprocal": "real(1.0) / {0}",
-    "abs": "f_where({0} < 0, -{0}, {0})", "erf": "f_erf({0})", "tanh": "f_tanh({0})",
-    "sigmoid": "real(1.0) / (real(1.0) + f_exp(-{0}))",
-    "relu": "f_where({0} < 0, real(0.0), {0})",
-    "silu": "{0} / (real(1.0) + f_exp(-{0}))", "square": "{0} * {0}",
-    "logical_not": "f_where({0} == 0, real(1.0), real(0.0))", "clone": "{0}", "_to_copy": "{0}",
-    "alias": "{0}", "detach": "{0}",
-    "div": "{0} / {1}", "mul": "{0} * {1}", "maximum": "f_max({0}, {1})",
-    "minimum": "f_min({0}, {1})", "where": "f_where({0} != 0, {1}, {2})",
-    "masked_fill": "f_where({1} != 0, {2}, {0})",
-    "gt": "f_where({0} > {1}, real(1.0), real(0.0))",
-    "ge": "f_where({0} >= {1}, real(1.0), real(0.0))",
-    "lt": "f_where({0} < {1}, real(1.0), real(0.0))",
-    "le": "f_where({0} <= {1}, real(1.0), real(0.0))",
-    "eq": "f_where({0} == {1}, real(1.0), real(0.0))",
-    "ne": "f_where({0} != {1}, real(1.0), real(0.0))",
-    "logical_and": "f_where(({0} != 0) & ({1} != 0), real(1.0), real(0.0))",
-    "threshold_backward": "f_where({1} <= {2}, real(0.0), {0})",
-    "sigmoid_backward": "{0} * {1} * (real(1.0) - {1})",
-    "tanh_backward": "{0} * (real(1.0) - {1} * {1})",
-    "native_dropout_backward": "{0} * {1} * {2}",
+    **{name: name for name in (
+        "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "abs", "erf", "tanh", "sigmoid", "relu",
+        "silu", "square", "logical_not", "logical_and", "div", "mul", "where", "masked_fill", "gt",
+        "ge", "lt", "le", "eq", "ne", "threshold_backward", "sigmoid_backward", "tanh_backward",
+        "native_dropout_backward",
+    )},
+    "maximum": "max", "minimum": "min",
 }  # fmt: skip
+_COPIES = ("clone", "_to_copy", "alias", "detach")
 _TANH_SCALE = math.sqrt(2 / math.pi)
-_ARITY = {name: 1 + max(n for n in range(3) if f"{{{n}}}" in code) for name, code in _MAPS.items()}
 
 
 def lower(nest: Nest, name: str, arguments: Sequence[Any]) -> Result:
@@ -87,16 +74,19 @@ def lower(nest: Nest, name: str, arguments: Sequence[Any]) -> Result:
     if name in RULES:
         return RULES[name](nest, *arguments)
     if name in _MAPS:
-        operands = [_number(nest, value) for value in arguments[: _ARITY[name]]]
+        op = OPS[_MAPS[name]]
+        operands = [_number(nest, value) for value in arguments[: op.arity]]
         if name == "div" and len(arguments) > 2 and arguments[2] is not None:
             raise UnsupportedError("a division with rounding")
-        return [nest.add(_MAPS[name], *operands)]
+        return [nest.add(op.c, *operands)]
+    if name in _COPIES:
+        return [nest.add("{0}", _number(nest, arguments[0]))]
     raise UnsupportedError(f"no rule for {name}")
 
 
 def has_rule(name: str) -> bool:
     """Whether an operator has a rule."""
-    return name in RULES or name in _MAPS
+    return name in RULES or name in _MAPS or name in _COPIES
 
 
 @_rule("add", "sub")
