@@ -104,9 +104,9 @@ def test_hooks_leave_nothing_behind() -> None:
     rounds = Rounds(list(model.parameters()), 2, Updates(torch.optim.SGD(model.parameters(), 0.1)))
     hooks = Hooks(rounds)
     own = model.last.weight.register_hook(lambda gradient: None)
-    hooks.put_on()
-    hooks.wait_at([(model.first, [])])
-    hooks.take_off()
+    hooks.attach()
+    hooks.set_gates([(model.first, [])])
+    hooks.detach()
     assert not any(module._forward_pre_hooks for module in model.modules())
     for parameter in model.parameters():
         tensor: Any = parameter
@@ -122,7 +122,7 @@ def test_weights_are_ddps_whoever_trains_and_wins(
 ) -> None:
     monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
     monkeypatch.setattr(plan, "_BUCKETS_MB", (0.001,))
-    monkeypatch.setattr(plan, "_MOST", 1)
+    monkeypatch.setattr(plan, "_MAX_PLANS", 1)
     monkeypatch.setattr(autotune, "_TURN_S", 0.0)
 
     def work(rank: int) -> Any:

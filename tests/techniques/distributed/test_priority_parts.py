@@ -22,7 +22,12 @@ from slipstream.techniques.distributed.priority.learning import (
     places,
     why_not_plain,
 )
-from slipstream.techniques.distributed.priority.plan import Asked, choose, core_left, share_left
+from slipstream.techniques.distributed.priority.plan import (
+    PlanRequest,
+    choose,
+    core_share,
+    link_share,
+)
 from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
 from slipstream.techniques.distributed.priority.simulate import (
     ORDERS,
@@ -235,7 +240,7 @@ def test_nothing_is_on_its_way_while_computation_is_timed(timed: bool) -> None:
 
     rounds.channel = Noting()  # type: ignore[assignment]
     rounds.clock = Clock() if timed else None
-    Hooks(rounds).put_on()
+    Hooks(rounds).attach()
     model(torch.ones(1, 2)).sum().backward()
     # Number of the unit, and whether the backward pass has made all others' gradients by then.
     assert handed == [(1, timed), (0, True)]
@@ -260,7 +265,7 @@ def test_a_second_backward_pass_adds_to_nothing_that_is_on_its_way() -> None:
             seen.append(units[0].flat.clone())
 
     rounds.channel = Noting()  # type: ignore[assignment]
-    Hooks(rounds).put_on()
+    Hooks(rounds).attach()
     model(torch.ones(1, 2)).sum().backward()
     assert not seen
     model(torch.ones(1, 2)).sum().backward()
@@ -351,7 +356,7 @@ def test_what_computes_and_what_sends_slow_each_other() -> None:
 
     def link_with(shares: Shares) -> Link:
         every = {(order, 1): shares for order in (*ORDERS, "ddp")}
-        return replace(link(0.25), beside=every)
+        return replace(link(0.25), contention=every)
 
     for busy, shares in ((0.0, Shares(0.1, 0.5)), (1.0, Shares())):
         step = replace(step_of(layers), busy=busy)
@@ -376,15 +381,15 @@ def test_what_computes_and_what_sends_slow_each_other() -> None:
 
 def test_what_is_left_of_a_rate_beside_computation() -> None:
     # There while all computed, in 4 times its time; nothing moved; as fast as alone.
-    assert share_left(1.0, 4.0, 4.0) == pytest.approx(0.25)
-    assert share_left(1.0, 3.0, 4.0) == pytest.approx(0.01)
-    assert share_left(1.0, 1.0, 1.0) == pytest.approx(1.0)
+    assert link_share(1.0, 4.0, 4.0) == pytest.approx(0.25)
+    assert link_share(1.0, 3.0, 4.0) == pytest.approx(0.01)
+    assert link_share(1.0, 1.0, 1.0) == pytest.approx(1.0)
     # Half of it within three times its time, the other half afterwards.
-    assert share_left(1.0, 3.0, 3.5) == pytest.approx(0.5 / 3)
+    assert link_share(1.0, 3.0, 3.5) == pytest.approx(0.5 / 3)
     # 10 products a second alone; as many in four seconds, faster than alone, hardly any.
-    assert core_left((10, 1.0), (10, 4.0)) == pytest.approx(0.25)
-    assert core_left((20, 2.0), (50, 4.0)) == 1.0
-    assert core_left((1000, 1.0), (1, 4.0)) == pytest.approx(0.01)
+    assert core_share((10, 1.0), (10, 4.0)) == pytest.approx(0.25)
+    assert core_share((20, 2.0), (50, 4.0)) == 1.0
+    assert core_share((1000, 1.0), (1, 4.0)) == pytest.approx(0.01)
 
 
 def test_a_channel_that_closes_or_fails_begins_no_round() -> None:
@@ -406,7 +411,7 @@ def test_choices() -> None:
     layers = named("tail-heavy", 0.366)
     step = step_of(layers)
     units = units_of([[nn.Parameter(torch.zeros(layer.numel - 1))] for layer in layers], Owner())
-    free = Asked(None, None, None)
+    free = PlanRequest(None, None, None)
     numbers = sum(step.elements)
     plans = choose(free, step, link(0.366 / numbers / 4, 0.001), units)
     chosen = plans[0]
@@ -429,7 +434,7 @@ def test_choices() -> None:
     assert [plan.name for plan in choose(free, step, link(1e-12), units)] == ["ddp:25"]
     # A message costs more than is gained.
     assert choose(free, step, link(1e-9, 0.1), units)[0].order == "ddp"
-    (fixed,) = choose(Asked("static", 30_000, 240_000), step, link(1e-8), units)
+    (fixed,) = choose(PlanRequest("static", 30_000, 240_000), step, link(1e-8), units)
     assert (fixed.order, fixed.slice_elems, fixed.credit_bytes) == ("static", 30_000, 240_000)
     assert sorted(fixed.static) == list(range(len(cut(units, 30_000))))
 
@@ -439,7 +444,7 @@ def test_ddp_sends_every_parameter_once_however_many_wait_together() -> None:
     layers = [Layer(1000, 0.0, 0.001)] * 3
     groups = [[nn.Parameter(torch.zeros(990)), nn.Parameter(torch.zeros(8))] for _ in layers]
     step = step_of(layers)
-    found = choose(Asked(None, None, None), step, link(1e-6), units_of(groups, Owner()))[0]
+    found = choose(PlanRequest(None, None, None), step, link(1e-6), units_of(groups, Owner()))[0]
     assert found.predicted_s["ddp:25"] == pytest.approx(0.003 + 3 * 998 * 4e-6)
 
 

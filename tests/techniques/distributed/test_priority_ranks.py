@@ -420,8 +420,8 @@ def test_what_cannot_be_is_named() -> None:
 
     words = (
         "LBFGS", "optimizer", "order", "slice_elems", "credit", "timeout_s", "compiled",
-        "DistributedDataParallel", "model", "another PriorityDDP", "no more parameters", "complex",
-        "sparse",
+        "DistributedDataParallel", "model", "already in a PriorityDDP", "cannot add parameters",
+        "complex", "sparse",
     )  # fmt: skip
     for said in run_ranks(2, work):
         for message, word in zip(said, words, strict=True):

@@ -1,1 +1,1 @@
-"""Gradients in slices, the most urgent first: see `wrapper.PriorityDDP` and `technique`."""
+"""Gradient exchange in slices by priority; see `wrapper.PriorityDDP` and `technique`."""

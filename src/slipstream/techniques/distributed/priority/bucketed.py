@@ -1,4 +1,4 @@
-"""DistributedDataParallel as a plan of `PriorityDDP`: with the same errors and the same limits."""
+"""DistributedDataParallel as a plan of `PriorityDDP`, with the same errors and time-outs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from slipstream.techniques.distributed.exposed import put_hook
 
 
 class Buckets:
-    """All-reduces of one backward pass, in a group whose every wait has a limit."""
+    """All-reduces of a backward pass, in a group whose waits time out."""
 
     def __init__(self, ranks: ProcessGroup) -> None:
         self.ranks = ranks
         self._pending: list[tuple[Any, torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
 
     def submit(self, flat: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket; with the last one, wait for all, so that ``backward`` raises what
-        failed, as what it is.
+        """Average a bucket; with the last one, wait for all, so that ``backward`` raises errors.
 
         Raises:
-            CommunicationError: a rank ended, hung, or does something else.
+            CommunicationError: a rank ended, hung, or ran another operation.
         """
         ranks = self.ranks
         result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -35,25 +34,25 @@ class Buckets:
             self._pending.append((work, flat, result))
             if last:
                 pending, self._pending = self._pending, []
-                for work, of, done in pending:
+                for work, bucket, future in pending:
                     work.wait()
-                    done.set_result(of)
+                    future.set_result(bucket)
         return result
 
 
 def replicated(
     model: nn.Module, ranks: ProcessGroup, parent: Any, bucket_mb: float | None, unused: bool
 ) -> DistributedDataParallel:
-    """`model`, whose weights are equal already, in DistributedDataParallel.
+    """Wrap `model`, whose replicas are already equal, in DistributedDataParallel.
 
     Args:
-        ranks: communicate buckets.
-        parent: their group, None for all, for what DistributedDataParallel says besides.
-        bucket_mb: None: its default.
-        unused: some parameters have no gradient at times.
+        ranks: the group that exchanges buckets.
+        parent: process group for DistributedDataParallel's other messages, None for all.
+        bucket_mb: bucket size in MiB; None for the default.
+        unused: whether some parameters may have no gradient.
     """
     with warnings.catch_warnings():
-        # What torch names as the successor would take over rank 0's running statistics here.
+        # The argument that torch recommends instead would broadcast running statistics here.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         replica = DistributedDataParallel(
             model, bucket_cap_mb=bucket_mb, process_group=parent, find_unused_parameters=unused,

@@ -1,10 +1,9 @@
-"""The channel: slices that wait, are on their way, have arrived; and threads that move them.
+"""The channel: state of slices (waiting, in transit, arrived), and threads that exchange them.
 
-A round is one backward pass: every slice is sent once in it, on every rank. An `Order` says which
-slice is next, the same on all ranks. A slice is scattered and gathered directly (see
-`slipstream.ranks.lines`): each number is summed on one rank, in the order of ranks. Three threads
-pass it on, so that its second half is on the wire while the first half of the next one is: one
-starts, one adds up, one ends it.
+In a round, which is a backward pass, every rank sends every slice once. An `Order` determines the
+next slice, the same on all ranks. A slice is scattered and gathered directly (see
+`slipstream.ranks.lines`): each element is summed on one rank, in the order of ranks. Three threads
+start, sum and end exchanges, so that the gather of a slice overlaps the scatter of the next.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _WHERE = "PriorityDDP"
 
 
 class Half(Flag):
-    """Which halves of an exchange to do."""
+    """Halves of an exchange."""
 
     SCATTER = auto()
     GATHER = auto()
@@ -36,24 +35,24 @@ class Half(Flag):
 
 
 class Order(Protocol):
-    """Which slice is sent next: the one thing that all ranks have to agree on."""
+    """Order in which slices are sent, on which all ranks must agree."""
 
     def picks(self, channel: Agreed) -> Iterator[tuple[Slice, Half]]:
-        """All slices of one round, each when there is room for it and it is ready here."""
+        """Yield all slices of a round, each once it is ready on this rank and the credit allows."""
 
 
 class Channel:
-    """What the training thread hands over and waits for; base of what moves it.
+    """Base of channels: the training thread hands units over and waits for them.
 
     Args:
-        ranks: who exchanges.
-        units: what is exchanged; already cut in slices.
-        credit_bytes: so much may be on its way at once, and at least one slice.
+        ranks: the processes that exchange.
+        units: the units to exchange, already cut into slices.
+        credit_bytes: maximum bytes in transit; at least one slice may always be sent.
     """
 
     def __init__(self, ranks: ProcessGroup, units: Sequence[Unit], credit_bytes: int) -> None:
         self.ranks, self.units = ranks, units
-        self.slices = [one for unit in units for one in unit.slices]
+        self.slices = [slice_ for unit in units for slice_ in unit.slices]
         self.credit_bytes = credit_bytes
         self.changed = threading.Condition()
         self.closed = False
@@ -63,72 +62,72 @@ class Channel:
         self._waiting: list[tuple[int, int]] = []
         self._ready: set[int] = set()
         self._rounds = 0
-        self._flying = 0
+        self._in_transit = 0
 
-    # What the training thread calls.
+    # Called by the training thread.
 
     def begin(self) -> None:
-        """A round begins. The one before has arrived."""
+        """Begin a round, after the preceding one has arrived."""
         with self.changed:
             self.check()
             self._ready.clear()
             self._waiting.clear()
             self._rounds += 1
             for unit in self.units:
-                unit.left = len(unit.slices)
+                unit.missing = len(unit.slices)
                 unit.handed = [False] * len(unit.parameters)
             self.changed.notify_all()
 
     def hand_over(self, unit: Unit) -> None:
-        """The unit's buffer is filled; from now on it belongs to the channel, until it arrives."""
+        """Hand over the unit's filled buffer, which the channel owns until it arrives."""
         with self.changed:
-            for one in unit.slices:
-                self._ready.add(one.number)
-                heapq.heappush(self._waiting, (unit.number, one.number))
+            for slice_ in unit.slices:
+                self._ready.add(slice_.number)
+                heapq.heappush(self._waiting, (unit.number, slice_.number))
             self.changed.notify_all()
 
     def wait_for(self, units: Sequence[Unit]) -> None:
-        """Until all slices of the units are there.
+        """Wait until all slices of the units have arrived.
 
         Raises:
-            CommunicationError: they will never be.
+            CommunicationError: the exchange has failed.
         """
         with self.changed:
-            self.changed.wait_for(lambda: self._error or not any(unit.left for unit in units))
+            self.changed.wait_for(lambda: self._error or not any(unit.missing for unit in units))
             self.check()
 
     def wait_for_some(self, units: Sequence[Unit]) -> list[Unit]:
-        """Those that have arrived; where none has, the first that does.
+        """Return the units that have arrived, after waiting for at least one.
 
         Raises:
-            CommunicationError: none will ever.
+            CommunicationError: the exchange has failed.
         """
         with self.changed:
             self.changed.wait_for(
-                lambda: self._error or any(not unit.left for unit in units) or not units
+                lambda: self._error or any(not unit.missing for unit in units) or not units
             )
             self.check()
-            return [unit for unit in units if not unit.left]
+            return [unit for unit in units if not unit.missing]
 
     def check(self) -> None:
         if self._error is not None:
             raise self._error
 
     def drain(self) -> None:
-        """Wait until a round that has begun is over, for the others' sake, and close."""
+        """Complete a round that has begun, because other ranks need it, and close."""
         with self.changed:
             self.changed.wait_for(
                 lambda: (
                     self._error
-                    or not (self._flying or any(u.left for u in self.units))
-                    # Else the round needs something more of this rank's training.
+                    or not (self._in_transit or any(u.missing for u in self.units))
+                    # Otherwise the round needs further gradients of this rank.
                     or len(self._ready) < len(self.slices)
                 )
             )
         self.close()
 
     def close(self) -> None:
-        """End the threads. What is on its way is waited for as long as the group's time-out."""
+        """End the threads; they wait for slices in transit up to the group's time-out."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -136,10 +135,10 @@ class Channel:
             if thread is not threading.current_thread():
                 thread.join()
 
-    # What the threads call.
+    # Called by the channel's threads.
 
     def run(self, *loops: Callable[[], None]) -> None:
-        """A thread for each, until it returns; what one raises is raised by `wait_for`."""
+        """Run each loop in a thread; its errors are raised by `wait_for`."""
         for loop in loops:
             thread = threading.Thread(
                 target=self._guarded, args=(loop,), daemon=True, name="slipstream-priority"
@@ -149,40 +148,40 @@ class Channel:
             thread.start()
 
     def round_begun(self, done: int) -> bool:
-        """Wait until more than `done` rounds have begun; False: the channel closes."""
+        """Wait until more than `done` rounds have begun; return False if the channel closes."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or self._error or self._rounds > done)
             return not (self.closed or self._error) and self._rounds > done
 
     def most_urgent(self) -> Slice:
-        """Take the most urgent slice that is ready here, when there is one and room for it."""
+        """Wait for a ready slice and for credit; take the most urgent slice."""
         with self.changed:
-            self._until(lambda: bool(self._waiting) and self._has_room())
+            self._until(lambda: bool(self._waiting) and self._has_credit())
             return self.slices[heapq.heappop(self._waiting)[1]]
 
-    def until_ready(self, one: Slice) -> None:
+    def until_ready(self, slice_: Slice) -> None:
         with self.changed:
-            self._until(lambda: one.number in self._ready)
+            self._until(lambda: slice_.number in self._ready)
 
-    def until_room(self) -> None:
+    def until_credit(self) -> None:
         with self.changed:
-            self._until(self._has_room)
+            self._until(self._has_credit)
 
-    def departs(self, one: Slice) -> None:
-        """Count it as on its way."""
+    def departs(self, slice_: Slice) -> None:
+        """Count a slice as in transit."""
         with self.changed:
-            self._flying += one.nbytes
+            self._in_transit += slice_.nbytes
 
-    def lands(self, one: Slice, *, arrived: bool) -> None:
-        """Count it as no longer on its way; `arrived`: it is what it has to be."""
+    def lands(self, slice_: Slice, *, arrived: bool) -> None:
+        """Count a slice as no longer in transit; `arrived`: whether its exchange is complete."""
         with self.changed:
-            self._flying -= one.nbytes
-            one.unit.left -= arrived
+            self._in_transit -= slice_.nbytes
+            slice_.unit.missing -= arrived
             self.changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """Nothing will arrive any more: say so to all who wait."""
-        # The first of several threads that fail at once asks the others who is the cause.
+        """Record an error, and wake all waiting threads."""
+        # Of several threads that fail together, the first asks other ranks for the cause.
         with self._failing:
             if self._error is None:
                 cause = self.ranks.explain(error, _WHERE)
@@ -190,11 +189,11 @@ class Channel:
                     self._error = cause
                     self.changed.notify_all()
 
-    def _has_room(self) -> bool:
-        return not self._flying or self._flying < self.credit_bytes
+    def _has_credit(self) -> bool:
+        return not self._in_transit or self._in_transit < self.credit_bytes
 
-    def _until(self, true: Callable[[], bool]) -> None:
-        self.changed.wait_for(lambda: self.closed or self._error or true())
+    def _until(self, condition: Callable[[], bool]) -> None:
+        self.changed.wait_for(lambda: self.closed or self._error or condition())
         if self.closed or self._error:
             raise Closed
 
@@ -208,12 +207,12 @@ class Channel:
                 self.fail(error)
 
 
-class Closed(Exception):  # noqa: N818 - no error: a thread is asked to end
-    """The channel closes, or has failed already."""
+class Closed(Exception):  # noqa: N818 - not an error: it ends a thread
+    """The channel closes, or has failed."""
 
 
 class Agreed(Channel):
-    """Slices in an order that all ranks agree on."""
+    """Channel that sends slices in an order on which all ranks agree."""
 
     def __init__(
         self, ranks: ProcessGroup, units: Sequence[Unit], credit_bytes: int, order: Order
@@ -222,117 +221,117 @@ class Agreed(Channel):
         self._order = order
         self._scattered: set[int] = set()
         self._line = Line.of(ranks.wire)
-        self._adding: queue.SimpleQueue[tuple[Slice, Half, Scatter] | None] = queue.SimpleQueue()
-        self._ending: queue.SimpleQueue[tuple[Slice, Gather] | None] = queue.SimpleQueue()
+        self._sums: queue.SimpleQueue[tuple[Slice, Half, Scatter] | None] = queue.SimpleQueue()
+        self._gathers: queue.SimpleQueue[tuple[Slice, Gather] | None] = queue.SimpleQueue()
         self.run(self._start_all, self._add_all, self._end_all)
 
-    def until_scattered(self, one: Slice) -> None:
-        """Wait until this rank's part of a slice is added up."""
+    def until_scattered(self, slice_: Slice) -> None:
+        """Wait until this rank's part of a slice is summed."""
         with self.changed:
-            self._until(lambda: one.number in self._scattered)
+            self._until(lambda: slice_.number in self._scattered)
 
     def _start_all(self) -> None:
-        done = 0
+        rounds = 0
         try:
-            while self.round_begun(done):
-                done += 1
+            while self.round_begun(rounds):
+                rounds += 1
                 self._scattered.clear()
-                for one, half in self._order.picks(self):
-                    self.departs(one)
-                    if Half.SCATTER in half:
-                        self._start_scatter(one, half)
+                for slice_, halves in self._order.picks(self):
+                    self.departs(slice_)
+                    if Half.SCATTER in halves:
+                        self._start_scatter(slice_, halves)
                     else:
-                        self._start_gather(one)
+                        self._start_gather(slice_)
         finally:
-            self._adding.put(None)
+            self._sums.put(None)
 
     def _add_all(self) -> None:
         try:
-            while (item := self._adding.get()) is not None:
-                one, half, scatter = item
-                scatter.sum(self._parts(one)[self._line.place])
+            while (item := self._sums.get()) is not None:
+                slice_, halves, scatter = item
+                scatter.sum(self._parts(slice_)[self._line.place])
                 scatter.end()
-                if Half.GATHER in half:
-                    self._start_gather(one)
+                if Half.GATHER in halves:
+                    self._start_gather(slice_)
                 else:
                     with self.changed:
-                        self._scattered.add(one.number)
-                    self.lands(one, arrived=False)
+                        self._scattered.add(slice_.number)
+                    self.lands(slice_, arrived=False)
         finally:
-            self._ending.put(None)
+            self._gathers.put(None)
 
     def _end_all(self) -> None:
-        while (item := self._ending.get()) is not None:
-            one, gather = item
+        while (item := self._gathers.get()) is not None:
+            slice_, gather = item
             gather.end()
-            self.lands(one, arrived=True)
+            self.lands(slice_, arrived=True)
 
-    def _start_scatter(self, one: Slice, half: Half) -> None:
-        """Send everybody the part of a slice that they add up."""
-        parts = self._parts(one)
-        room = torch.empty(room_for(self._line, parts), dtype=parts[0].dtype)
-        scatter = Scatter(self._line, parts, room, 2 * one.number)
+    def _start_scatter(self, slice_: Slice, halves: Half) -> None:
+        """Send each rank the part of a slice that it sums."""
+        parts = self._parts(slice_)
+        buffer = torch.empty(room_for(self._line, parts), dtype=parts[0].dtype)
+        scatter = Scatter(self._line, parts, buffer, 2 * slice_.number)
         scatter.send()
-        self._adding.put((one, half, scatter))
+        self._sums.put((slice_, halves, scatter))
 
-    def _start_gather(self, one: Slice) -> None:
-        gather = Gather(self._line, self._parts(one), 2 * one.number + 1)
+    def _start_gather(self, slice_: Slice) -> None:
+        gather = Gather(self._line, self._parts(slice_), 2 * slice_.number + 1)
         gather.send()
-        self._ending.put((one, gather))
+        self._gathers.put((slice_, gather))
 
-    def _parts(self, one: Slice) -> list[torch.Tensor]:
-        """By rank, what that rank adds up."""
-        flat = one.tensor()
+    def _parts(self, slice_: Slice) -> list[torch.Tensor]:
+        """Return the part of a slice that each rank sums."""
+        flat = slice_.tensor()
         return cut(flat, shares(flat.numel(), len(self._line.members)))
 
 
 class Leader:
-    """Rank 0 sends its most urgent slice and tells the others which it is.
+    """Rank 0 picks its most urgent slice and announces it to the others.
 
-    The message travels while the slices before are still on their way.
+    The announcement overlaps the exchange of preceding slices.
     """
 
     def __init__(self) -> None:
-        # What is being sent must not be freed: kept until the end of the next round.
-        self._said: list[object] = []
+        # Tensors being sent must not be freed before the end of the next round.
+        self._announced: list[object] = []
 
     def picks(self, channel: Agreed) -> Iterator[tuple[Slice, Half]]:
         ranks, tag = channel.ranks, control_tag(channel.slices)
         others = range(1, ranks.size)
-        told = torch.zeros(1, dtype=torch.int32)
+        number = torch.zeros(1, dtype=torch.int32)
         works: list[object] = []
         for _ in channel.slices:
             if ranks.rank == 0:
-                one = channel.most_urgent()
-                pick = torch.tensor([one.number], dtype=torch.int32)
+                slice_ = channel.most_urgent()
+                message = torch.tensor([slice_.number], dtype=torch.int32)
                 works += [
-                    (pick, dist.isend(pick, group_dst=peer, group=ranks.group, tag=tag))
+                    (message, dist.isend(message, group_dst=peer, group=ranks.group, tag=tag))
                     for peer in others
                 ]
             else:
-                dist.recv(told, group_src=0, group=ranks.group, tag=tag)
-                one = channel.slices[int(told)]
-                channel.until_ready(one)
-            yield one, Half.BOTH
-        self._said = works
+                dist.recv(number, group_src=0, group=ranks.group, tag=tag)
+                slice_ = channel.slices[int(number)]
+                channel.until_ready(slice_)
+            yield slice_, Half.BOTH
+        self._announced = works
 
 
 class Static:
-    """One order for all rounds, found by simulating one."""
+    """A fixed order for all rounds, found by simulation."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = list(order)
 
     def picks(self, channel: Agreed) -> Iterator[tuple[Slice, Half]]:
         for number in self.order:
-            one = channel.slices[number]
-            channel.until_ready(one)
-            channel.until_room()
-            yield one, Half.BOTH
+            slice_ = channel.slices[number]
+            channel.until_ready(slice_)
+            channel.until_credit()
+            yield slice_, Half.BOTH
 
 
 class Decoupled:
-    """All first halves as gradients become ready, then all second halves as they are needed.
+    """All scatters as gradients become ready, then all gathers as they are needed.
 
     Source: decoupled all-reduce as in Zhang et al., DeAR, ICDCS 2023, 2302.12445.
     """
@@ -342,16 +341,16 @@ class Decoupled:
 
     def picks(self, channel: Agreed) -> Iterator[tuple[Slice, Half]]:
         for number in self.released:
-            one = channel.slices[number]
-            channel.until_ready(one)
-            channel.until_room()
-            yield one, Half.SCATTER
-        for one in channel.slices:
-            channel.until_scattered(one)
-            channel.until_room()
-            yield one, Half.GATHER
+            slice_ = channel.slices[number]
+            channel.until_ready(slice_)
+            channel.until_credit()
+            yield slice_, Half.SCATTER
+        for slice_ in channel.slices:
+            channel.until_scattered(slice_)
+            channel.until_credit()
+            yield slice_, Half.GATHER
 
 
 def control_tag(slices: Sequence[Any]) -> int:
-    """A tag that no slice has."""
+    """Return a message tag that no slice uses."""
     return 2 * len(slices)

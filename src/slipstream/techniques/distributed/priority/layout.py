@@ -1,13 +1,13 @@
-"""Units and slices: what is sent together, what may be overtaken, and where it lies in memory.
+"""Units and slices: groups of parameters, their buffers, and the parts that are sent.
 
-A unit is what one place of the forward pass waits for: the parameters that a module reads first,
-of one dtype. Their gradients lie one behind the other in a buffer of the unit's own, which is cut
-in slices. Behind them lies one flag a parameter, 1 where this rank has a gradient of it: summed up
-with the gradients, it tells every rank whether anybody used the parameter.
+A unit holds the parameters of one dtype that a module reads first, which the forward pass awaits
+together. Their gradients are contiguous in the unit's buffer, which is cut into slices. At its end
+there is a flag per parameter, 1 if this rank has a gradient of it; its sum over ranks shows whether
+any rank used the parameter.
 
 Between the backward pass and the update, ``parameter.grad`` is a view of a buffer that is being
-summed up. Clipping, scalers and logging read it; to them it must be the mean over all ranks: who
-reads one waits for it.
+summed. Clipping, scalers and logging must read the mean over all ranks, so reading the view waits
+for it.
 """
 
 from __future__ import annotations
@@ -28,42 +28,44 @@ _GETTERS = (
     "requires_grad", "shape",
 )  # fmt: skip
 _METHODS = ("dim", "element_size", "is_contiguous", "is_floating_point", "numel", "size", "stride")
-# What can be told without the numbers.
-_KNOWN = {getattr(torch.Tensor, name).__get__ for name in _GETTERS}
-_KNOWN |= {getattr(torch.Tensor, name) for name in _METHODS}
+# Attributes that do not depend on values.
+_METADATA = {getattr(torch.Tensor, name).__get__ for name in _GETTERS}
+_METADATA |= {getattr(torch.Tensor, name) for name in _METHODS}
 
 
 class InFlight(torch.Tensor):
-    """A view of a buffer on its way; before its numbers are used, `owner` is told."""
+    """A view of a buffer in transit; reading its values first calls ``owner.before_read()``."""
 
     owner: weakref.ref[Any]
 
     @staticmethod
     def of(view: torch.Tensor, owner: object) -> InFlight:
-        """The same memory, guarded."""
+        """Return a guarded view of the same memory."""
         guarded: InFlight = view.as_subclass(InFlight)
         guarded.owner = weakref.ref(owner)
         return guarded
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = args, kwargs or {}
-        if func not in _KNOWN:
-            for one in tree_leaves(given):
-                owner = one.owner() if isinstance(one, InFlight) else None
+        operands = args, kwargs or {}
+        if func not in _METADATA:
+            for tensor in tree_leaves(operands):
+                owner = tensor.owner() if isinstance(tensor, InFlight) else None
                 if owner is not None:
                     owner.before_read()
         with torch._C.DisableTorchFunctionSubclass():
-            args, kwargs = tree_map_only(InFlight, lambda one: one.as_subclass(torch.Tensor), given)
+            args, kwargs = tree_map_only(
+                InFlight, lambda tensor: tensor.as_subclass(torch.Tensor), operands
+            )
             return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Numbers `begin` to `end` of a unit's buffer.
+    """Elements `begin` to `end` of a unit's buffer.
 
     Attributes:
-        number: its place among all slices, the same on all ranks.
+        number: index among all slices, the same on all ranks.
     """
 
     number: int
@@ -73,11 +75,11 @@ class Slice:
 
     @property
     def nbytes(self) -> int:
-        """On the wire, once."""
+        """Bytes of the slice."""
         return (self.end - self.begin) * self.unit.flat.element_size()
 
     def tensor(self) -> torch.Tensor:
-        """[end - begin], a view."""
+        """Return the view [end - begin] of the buffer."""
         return self.unit.flat[self.begin : self.end]
 
 
@@ -86,13 +88,15 @@ class Unit:
     """Parameters that are awaited together.
 
     Attributes:
-        number: its place in the forward pass; the smaller, the more urgent.
-        parameters: in the order of the buffer.
-        flat: [numel + parameters], gradients and flags.
-        handed: which parameters' gradients are in the buffer in this round.
-        given: of which this rank had a gradient in the last round.
-        left: how many slices have not arrived.
-        due: the optimizer has stepped, and this unit has not been updated yet.
+        number: index in the order of the forward pass; smaller is more urgent.
+        parameters: parameters in the order of the buffer.
+        flat: gradients and flags, [numel + parameters].
+        views: views of the gradients in `flat`.
+        guards: guarded views of the same memory.
+        handed: whether each parameter's gradient is in the buffer in this round.
+        has_gradient: whether this rank had a gradient of each parameter in the last round.
+        missing: number of slices that have not arrived.
+        due: whether the optimizer has stepped, but this unit is not updated yet.
     """
 
     number: int
@@ -102,13 +106,13 @@ class Unit:
     views: list[torch.Tensor] = field(default_factory=list)
     guards: list[InFlight] = field(default_factory=list)
     handed: list[bool] = field(default_factory=list)
-    given: list[bool] = field(default_factory=list)
-    left: int = 0
+    has_gradient: list[bool] = field(default_factory=list)
+    missing: int = 0
     due: bool = False
 
     @property
     def flags(self) -> torch.Tensor:
-        """[parameters]; above 0 where a rank has a gradient."""
+        """Flags [parameters]; positive if any rank has a gradient."""
         return self.flat[self.flat.numel() - len(self.parameters) :]
 
     @property
@@ -116,12 +120,12 @@ class Unit:
         return self.flat.numel() * self.flat.element_size()
 
     def used(self) -> list[bool]:
-        """Which parameters some rank has a gradient of, once all slices are there."""
+        """Return, once all slices have arrived, whether any rank has each gradient."""
         flags: list[bool] = (self.flags > 0).tolist()
         return flags
 
     def show(self) -> None:
-        """Where a gradient is guarded still, put what it has become; None if nobody has one."""
+        """Replace guarded gradients by the received ones; None if no rank has one."""
         triples = zip(self.parameters, self.guards, self.views, strict=True)
         for (parameter, guard, view), used in zip(triples, self.used(), strict=True):
             if parameter.grad is guard:
@@ -129,14 +133,14 @@ class Unit:
 
 
 def units_of(groups: Sequence[Sequence[torch.nn.Parameter]], owner: Any) -> list[Unit]:
-    """Units of parameters that are awaited at the same place, the first place first.
+    """Create the units of groups of parameters, one per group and dtype.
 
     Args:
-        groups: parameters by place.
-        owner: is asked before anybody reads a gradient that is on its way.
+        groups: parameters that are awaited together, in the order of the forward pass.
+        owner: its `before_read` is called before a gradient in transit is read.
 
     Raises:
-        InvalidArgumentError: a parameter that cannot be exchanged.
+        InvalidArgumentError: a parameter cannot be exchanged.
     """
     units: list[Unit] = []
     for group in groups:
@@ -145,7 +149,7 @@ def units_of(groups: Sequence[Sequence[torch.nn.Parameter]], owner: Any) -> list
             if parameter.device.type != "cpu" or parameter.dtype not in DTYPES:
                 raise InvalidArgumentError(
                     "model", f"has a parameter of {parameter.dtype} on {parameter.device}",
-                    remedy="floating parameters on a processor; DistributedDataParallel otherwise",
+                    remedy="use DistributedDataParallel, or floating-point parameters on the CPU",
                 )  # fmt: skip
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
         for parameters in by_dtype.values():
@@ -154,21 +158,21 @@ def units_of(groups: Sequence[Sequence[torch.nn.Parameter]], owner: Any) -> list
 
 
 def _unit(number: int, parameters: list[torch.nn.Parameter], owner: Any) -> Unit:
-    numel = sum(one.numel() for one in parameters)
+    numel = sum(parameter.numel() for parameter in parameters)
     flat = torch.zeros(numel + len(parameters), dtype=parameters[0].dtype)
     unit = Unit(number, parameters, flat, handed=[False] * len(parameters))
-    unit.given = [True] * len(parameters)
+    unit.has_gradient = [True] * len(parameters)
     start = 0
-    for one in parameters:
-        view = flat[start : start + one.numel()].view(one.shape)
+    for parameter in parameters:
+        view = flat[start : start + parameter.numel()].view(parameter.shape)
         unit.views.append(view)
         unit.guards.append(InFlight.of(view, owner))
-        start += one.numel()
+        start += parameter.numel()
     return unit
 
 
 def cut(units: Sequence[Unit], elements: int) -> list[Slice]:
-    """Slices of at most `elements` numbers, unit by unit; those of a unit before are forgotten."""
+    """Cut units into slices of at most `elements` elements, replacing earlier slices."""
     slices: list[Slice] = []
     for unit in units:
         unit.slices = []

@@ -1,9 +1,9 @@
-"""Rounds of one replica: from a backward pass, through the network, to the update of each layer.
+"""Rounds of one replica: from a backward pass through the exchange to the update of each layer.
 
-Backward pass: a unit's gradients go into its buffer, and the buffer to the channel. Step: settings
-are noted, every unit's update is due. Forward pass: a unit that is due is waited for and updated;
-what else has arrived meanwhile is updated with it. All updates are made on the thread that trains,
-so that nobody reads a weight while it changes.
+Backward pass: a unit's gradients are written to its buffer, which is handed to the channel. Step:
+settings are copied, and every unit's update becomes due. Forward pass: a due unit is awaited and
+updated, together with others that have arrived. All updates run on the training thread, so that no
+weight is read while it changes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Clock, Kind
 from slipstream.techniques.distributed.priority.updates import Settings, Updates
 
-_KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_HOOK_ATTRIBUTES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Rounds:
-    """The state of one replica between steps.
+    """State of one replica between steps.
 
     Attributes:
-        units: what is exchanged.
-        channel: who moves it; None: nobody any more.
-        exchanging: False while gradients only accumulate.
-        in_parts: updates may wait for the next forward pass; False: `step` makes them.
-        clock: notes when units are needed and ready, while somebody wants to know.
-        exposed: is told what training waits for, while somebody wants to know.
-        idle: some parameter had no gradient in a round.
-        update_s: seconds of whole updates.
+        units: the units that are exchanged.
+        channel: the channel that exchanges them; None once detached.
+        exchanging: whether gradients are exchanged, not only accumulated.
+        in_parts: whether updates may wait for the next forward pass; else `step` applies them.
+        clock: records when units are needed and ready, or None.
+        exposed: records the time that training waits, or None.
+        idle: whether some parameter had no gradient in a round.
+        update_s: durations of whole updates, in seconds.
+        due: whether any unit's update is due.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: int, updates: Updates) -> None:
@@ -52,31 +53,31 @@ class Rounds:
         self.update_s: list[float] = []
         self.at: dict[int, tuple[Unit, int]] = {}
         self._held: list[Unit] = []
-        # A backward pass goes on; it is over; its gradients are shown; updates are to be made.
+        # Whether a backward pass is running; has ended; its gradients have been shown.
         self._open = self._sent = self._shown = False
         self.due = False
         self._settings: Settings = []
         self._warned: set[str] = set()
 
     def lay_out(self, units: Sequence[Unit]) -> None:
-        """Other units, between rounds."""
+        """Use other units, between rounds."""
         self.units = list(units)
         self.at = {id(p): (unit, k) for unit in units for k, p in enumerate(unit.parameters)}
 
     # The backward pass.
 
     def before_gradient(self, number: int) -> None:
-        """Autograd is about to add to a gradient: it must not be on its way."""
+        """Wait for a gradient to which autograd is about to add."""
         if self.due and self.at[id(self.parameters[number])][0].due:
             self.synchronize()
         elif self._sent and not self._open:
             self._wait()
 
     def after_gradient(self, number: int) -> None:
-        """Autograd has added all to a gradient that this backward pass has.
+        """Write a gradient that autograd has completed to its unit's buffer.
 
         Raises:
-            UsageError: after the end of the pass, which reentrant checkpoints have.
+            UsageError: it comes after the end of its pass, as with reentrant checkpoints.
         """
         if not self.exchanging or self.channel is None:
             return
@@ -86,17 +87,17 @@ class Rounds:
         if unit.handed[k]:
             raise UsageError(
                 "a gradient came after the end of its backward pass",
-                remedy="torch.utils.checkpoint with use_reentrant=False",
+                remedy="call torch.utils.checkpoint with use_reentrant=False",
             )
         self._put(unit, k)
         if all(unit.handed):
-            self._hand_over(unit)
+            self._hand_to_channel(unit)
 
     def _begin(self, channel: Channel) -> None:
         if self.due:
             self.synchronize()
         if self._sent:
-            # A second backward pass before the step adds to what the first one has brought.
+            # A second backward pass before the step adds to the gradients of the first.
             self._wait()
         self._open, self._shown = True, False
         self._held = []
@@ -104,7 +105,7 @@ class Rounds:
         torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
     def _put(self, unit: Unit, k: int) -> None:
-        """The parameter's gradient into the unit's buffer, as this rank's share of the mean."""
+        """Write the parameter's gradient over the number of ranks to the unit's buffer."""
         parameter, view, guard = unit.parameters[k], unit.views[k], unit.guards[k]
         gradient = parameter.grad
         share = 1.0 / self.ranks
@@ -118,26 +119,26 @@ class Rounds:
         unit.flags[k] = gradient is not None
         unit.handed[k] = True
         parameter.grad = guard
-        unit.given[k] = gradient is not None
+        unit.has_gradient[k] = gradient is not None
         self.idle |= gradient is None
 
-    def _hand_over(self, unit: Unit) -> None:
+    def _hand_to_channel(self, unit: Unit) -> None:
         assert self.channel is not None
         if self.clock is not None:
             self.clock.mark(Kind.READY, unit.number)
-            # Nothing is on its way while computation is timed.
+            # No communication while computation is timed.
             self._held.append(unit)
         else:
             self.channel.hand_over(unit)
 
     def _end_of_backward(self) -> None:
-        """What has no gradient is sent as zeros: the others may have one."""
+        """Send zeros for parameters without a gradient, because other ranks may have one."""
         for unit in reversed(self.units):
             if not all(unit.handed):
                 for k, done in enumerate(unit.handed):
                     if not done:
                         self._put(unit, k)
-                self._hand_over(unit)
+                self._hand_to_channel(unit)
         assert self.channel is not None
         for unit in self._held:
             self.channel.hand_over(unit)
@@ -147,14 +148,14 @@ class Rounds:
     # Waiting.
 
     def before_read(self) -> None:
-        """Somebody reads a gradient: let it be the mean over all ranks.
+        """Wait until gradients are the mean over all ranks, before one is read.
 
         Raises:
-            UsageError: in a backward pass.
+            UsageError: a backward pass is running.
         """
         if self._open:
             raise UsageError(
-                "gradients are read while the backward pass goes on",
+                "gradients are read during the backward pass",
                 remedy="read them after backward()",
             )
         if self.due:
@@ -162,15 +163,15 @@ class Rounds:
         elif self._sent and not self._shown:
             waited = self._wait()
             self._warn(
-                "gradients are read before optimizer.step(), as clipping by norm and GradScaler "
-                f"do: every step waits there for all of them, {1e3 * waited:.1f} ms in this one, "
-                "and nothing hides behind the next forward pass"
+                "gradients are read before optimizer.step(), such as by clipping or GradScaler: "
+                f"every step waits there for all of them, {1e3 * waited:.1f} ms in this one, and "
+                "communication does not overlap the next forward pass"
             )
 
     def _wait(self) -> float:
-        """Wait for all gradients of the round and show them; the seconds it took."""
+        """Wait for all gradients of the round and show them; return the seconds waited."""
         assert self.channel is not None
-        awaited = [unit for unit in self.units if unit.left]
+        awaited = [unit for unit in self.units if unit.missing]
         began = time.perf_counter()
         self.channel.wait_for(self.units)
         self._waited(began, awaited)
@@ -180,7 +181,7 @@ class Rounds:
         return time.perf_counter() - began
 
     def gate(self, units: Sequence[Unit]) -> None:
-        """The forward pass comes to where units are needed: make their updates."""
+        """Apply the updates of units that the forward pass needs next."""
         if self.clock is not None:
             for unit in units:
                 self.clock.mark(Kind.NEEDED, unit.number)
@@ -188,25 +189,25 @@ class Rounds:
             self._update_some(awaited)
 
     def synchronize(self) -> None:
-        """Wait for all that is on its way; make all updates that are due."""
+        """Wait for all gradients in transit, and apply all due updates."""
         if self._sent and not self._shown:
             self._wait()
         while self.due:
             self._update_some([unit for unit in self.units if unit.due])
 
     def idle_now(self) -> bool:
-        """Whether this rank had no gradient of some parameter in the last round."""
-        return not all(all(unit.given) for unit in self.units)
+        """Return whether this rank had no gradient of some parameter in the last round."""
+        return not all(all(unit.has_gradient) for unit in self.units)
 
     def settle_updates(self) -> None:
         if self.due:
             self.synchronize()
 
     def _update_some(self, awaited: Sequence[Unit]) -> None:
-        """Update what has arrived; where nothing has, wait for what arrives next.
+        """Update due units that have arrived, or wait for the next one.
 
         Args:
-            awaited: for whose sake training waits.
+            awaited: the units that training needs, for the record of waits.
         """
         assert self.channel is not None
         began = time.perf_counter()
@@ -229,45 +230,47 @@ class Rounds:
 
     def _waited(self, began_s: float, units: Sequence[Unit]) -> None:
         if self.exposed is not None:
-            parameters = [one for unit in units for one in unit.parameters]
+            parameters = [parameter for unit in units for parameter in unit.parameters]
             self.exposed.add(began_s, time.perf_counter(), parameters)
 
     # The step.
 
     def step(self, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
-        """What the closure returns; and whether there was a round to end.
+        """Step the optimizer; return the closure's loss, and whether a round ended.
 
         Raises:
-            UsageError: in a backward pass, or after one that failed.
+            UsageError: a backward pass is running or has failed.
         """
         loss = loss_of(closure)
-        # What a scheduler that was made before us would have noted.
+        # Schedulers created before the wrapper would have set this.
         self.updates.optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._open:
-            raise UsageError("optimizer.step() in a backward pass, or after one that failed")
+            raise UsageError(
+                "optimizer.step() is called in a backward pass, or after one that failed"
+            )
         self.settle_updates()
         if not self._sent:
             self.updates.whole()
             return loss, False
-        if self._at_once():
-            self._step_at_once()
+        if self._needs_whole_step():
+            self._step_whole()
         else:
             self._settings = self.updates.settings()
             for unit in self.units:
                 unit.due = True
             self.due = True
-            strangers = self.updates.strangers(self.parameters)
-            self.updates.apply(self._settings, [(one, one.grad) for one in strangers])
+            extra = self.updates.unexchanged(self.parameters)
+            self.updates.apply(self._settings, [(parameter, parameter.grad) for parameter in extra])
         self._sent = self._shown = False
         return loss, True
 
-    def _at_once(self) -> bool:
-        """Whether this step cannot be made in parts."""
+    def _needs_whole_step(self) -> bool:
+        """Return whether this step cannot be divided into parts."""
         if not self.updates.separable:
             name = type(self.updates.optimizer).__name__
             self._warn(
-                f"{name} may look at several parameters together, or has hooks: every step waits "
-                "for all gradients, and nothing hides behind the next forward pass"
+                f"{name} may depend on several parameters together, or has hooks: every step waits "
+                "for all gradients, and communication does not overlap the next forward pass"
             )
             return True
         replaced = any(
@@ -277,7 +280,7 @@ class Rounds:
         )
         return self._shown or replaced or not self.in_parts
 
-    def _step_at_once(self) -> None:
+    def _step_whole(self) -> None:
         began = time.perf_counter()
         if not self._shown:
             self._wait()
@@ -296,18 +299,15 @@ class Rounds:
 
 
 class Hooks:
-    """What tells `rounds` of gradients, and lets modules wait for units.
-
-    Put on, taken off without a trace, and put on again.
-    """
+    """Hooks that report gradients to `rounds`, and let modules wait for units."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self._gates: list[tuple[nn.Module, Sequence[Unit]]] = []
         self._on: list[Any] = []
 
-    def put_on(self) -> None:
-        """On the parameters, and on the modules that wait."""
+    def attach(self) -> None:
+        """Register hooks on the parameters, and on the modules that wait."""
         rounds = self._rounds
         for number, parameter in enumerate(rounds.parameters):
             tensor: Any = parameter
@@ -321,19 +321,19 @@ class Hooks:
             hook: Any = module.register_forward_pre_hook
             self._on.append(hook(lambda *_, units=units: rounds.gate(units)))
 
-    def wait_at(self, gates: Sequence[tuple[nn.Module, Sequence[Unit]]]) -> None:
-        """Let each module wait for these units from now on, before its forward pass."""
-        self.take_off()
+    def set_gates(self, gates: Sequence[tuple[nn.Module, Sequence[Unit]]]) -> None:
+        """Let each module wait for its units before its forward pass."""
+        self.detach()
         self._gates = list(gates)
-        self.put_on()
+        self.attach()
 
-    def take_off(self) -> None:
-        """Gradients are nobody's business any more, and nobody waits."""
-        for one in self._on:
-            one.remove()
+    def detach(self) -> None:
+        """Remove all hooks."""
+        for hook in self._on:
+            hook.remove()
         self._on = []
         for parameter in self._rounds.parameters:
-            for kind in _KINDS:
-                # Autograd takes the interpreter's lock for an empty dictionary as for a full one.
+            for kind in _HOOK_ATTRIBUTES:
+                # Even for an empty dictionary autograd acquires the interpreter lock.
                 if not getattr(parameter, kind):
                     setattr(parameter, kind, None)

@@ -1,9 +1,9 @@
-"""Gradients sent in slices, the most urgent first: P3, priority-based parameter propagation.
+"""Exchange of gradients in slices, the most urgent first: P3, priority-based propagation.
 
-Gradients are made last layer first but needed first layer first, by the next forward pass. They
-are cut in slices, each all-reduced by itself, those of the earliest layer before all others that
-wait; a layer is updated when its slices are there, and the next forward pass waits for each layer,
-not for all of them. Source: Jayarajan et al., SysML 2019, arXiv 1905.03960.
+The backward pass computes gradients from the last layer to the first, but the next forward pass
+needs the first layer first. Gradients are cut into slices, each all-reduced separately, with those
+of the earliest layer first. A layer is updated once its slices have arrived, and the next forward
+pass waits for each layer, not for all. Source: Jayarajan et al., SysML 2019, arXiv 1905.03960.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cost
     from slipstream.workload import BuiltWorkload, Workload
 
-_TRIED = (12_500, 50_000, 200_000, 800_000, 3_200_000)
-_SMALLEST = 256
-# The update of a layer by itself is timed with the others, and shared out by size.
-_UNSURE = 0.2
+_CANDIDATES = (12_500, 50_000, 200_000, 800_000, 3_200_000)
+_MIN_SLICE = 256
+# Relative error of a layer's update time, which is a share by size of the whole update's.
+_UPDATE_SPREAD = 0.2
 
 
 @dataclass(frozen=True)
 class PrioritySync(Spreads):
-    """`workers` replicas; slices of at most so many elements; 0: what is predicted to be best."""
+    """`workers` replicas that exchange slices of at most `slice_` elements.
+
+    0 elements select the size with the shortest predicted step.
+    """
 
     workers: int = 2
     slice_: int = 0
@@ -51,30 +54,30 @@ class PrioritySync(Spreads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.slice_ and self.slice_ < _SMALLEST:
+        if self.slice_ and self.slice_ < _MIN_SLICE:
             raise InvalidArgumentError(
-                "priority_sync:slice", f"{self.slice_} elements are fewer than {_SMALLEST}",
-                remedy="for example priority_sync:4,slice=50000; 0 for the best",
+                "priority_sync:slice", f"{self.slice_} elements are fewer than {_MIN_SLICE}",
+                remedy="pass for example priority_sync:4,slice=50000, or 0 for the best size",
             )  # fmt: skip
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """All-reduces of slices by priority; each layer's update before its next forward pass."""
+        """Insert all-reduces of slices by priority, and each layer's update before its next use."""
         cluster = self.need_cluster(context)
         group = self.group(cluster)
         grads, uses = gradients(graph), first_uses(graph, StepPhase.FORWARD)
         ready = np.array([gradient.task for gradient in grads])
         ends_ns = replay(graph).end_ns[ready].tolist()
-        begin = min(uses.values())
-        used = np.array([uses.get(gradient.module, begin) for gradient in grads])
-        urgent = [uses.get(gradient.module, 0) for gradient in grads]
+        first_use = min(uses.values())
+        used = np.array([uses.get(gradient.module, first_use) for gradient in grads])
+        urgency = [uses.get(gradient.module, 0) for gradient in grads]
         update = graph.tasks.phase == StepPhase.OPTIMIZER
-        spent = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[update].sum())
+        update_ns = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[update].sum())
         total = max(nbytes_of(grads), 1)
-        gates_ns = [spent * gradient.spec.nbytes / total for gradient in grads]
+        updates_ns = [update_ns * gradient.spec.nbytes / total for gradient in grads]
 
-        def put_gates(edit: Editor) -> NDArray[np.int64]:
+        def insert_updates(edit: Editor) -> NDArray[np.int64]:
             return edit.insert_all(
-                used, "update", gates_ns, Provenance.FITTED, spread=_UNSURE, before=True
+                used, "update", updates_ns, Provenance.FITTED, spread=_UPDATE_SPREAD, before=True
             )
 
         def send(
@@ -85,7 +88,7 @@ class PrioritySync(Spreads):
                 size: cluster.cost(Collective("all_reduce", size, group, self.algo))
                 for size in {nbytes for _, nbytes in slices}
             }
-            for number, nbytes in _served(ends_ns, urgent, slices, cost):
+            for number, nbytes in _send_order(ends_ns, urgency, slices, cost):
                 insert_exchange(
                     edit,
                     cluster,
@@ -102,33 +105,35 @@ class PrioritySync(Spreads):
             return len(slices)
 
         def fastest() -> int:
-            # The step without its update, tensors and memory takes as long, and is soon edited.
+            # Without update, tensors and memory the step takes as long, and edits are faster.
             bare = replace(
                 graph, memory=Allocations.none(), operand_start=np.zeros_like(graph.operand_start)
             )
             edit = Editor(bare, "")
-            put_gates(edit)
+            insert_updates(edit)
             edit.remove(np.flatnonzero(update))
             gated, stays = edit.apply(""), ~update
-            place = np.cumsum(stays) - 1 + np.cumsum(np.bincount(used, minlength=len(graph)))
+            positions = np.cumsum(stays) - 1 + np.cumsum(np.bincount(used, minlength=len(graph)))
             in_order = np.argsort(used, kind="stable")
             gates = np.empty_like(used)
             gates[in_order] = np.cumsum(stays)[used[in_order]] - 1 + np.arange(len(used))
 
             def step_ns(elements: int) -> float:
                 edit = Editor(gated, "")
-                send(edit, gates, place[ready], elements)
+                send(edit, gates, positions[ready], elements)
                 return replay(edit.apply("")).step_ns
 
-            # Once a gradient is a single slice, larger ones change nothing.
+            # Once every gradient is a single slice, larger slices change nothing.
             largest = max(gradient.spec.numel for gradient in grads)
-            smaller = (0, *_TRIED[:-1])
-            tried = [size for size, below in zip(_TRIED, smaller, strict=True) if below < largest]
+            smaller = (0, *_CANDIDATES[:-1])
+            tried = [
+                size for size, below in zip(_CANDIDATES, smaller, strict=True) if below < largest
+            ]
             return min(tried, key=step_ns)
 
         elements = self.slice_ or fastest()
         edit = Editor(graph, str(replace(self, slice_=elements)))
-        count = send(edit, put_gates(edit), ready, elements)
+        count = send(edit, insert_updates(edit), ready, elements)
         edit.remove(np.flatnonzero(update))
         edited = edit.apply(
             f"{self.workers} workers; {count} slices of at most {elements} elements, "
@@ -137,10 +142,10 @@ class PrioritySync(Spreads):
         return self.shared(edited)
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Wrap model and optimizer, in a process that is one of `workers` already.
+        """Wrap model and optimizer, in a process group of `workers` processes.
 
         Raises:
-            WorkloadError: the process is not one of that many, or there is no model or optimizer.
+            WorkloadError: the group has another size, or the model or optimizer is missing.
         """
         from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
 
@@ -150,52 +155,52 @@ class PrioritySync(Spreads):
         built.model = PriorityDDP(built.model, built.optimizer, slice_elems=self.slice_ or "auto")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        given = f", slice_elems={self.slice_}" if self.slice_ else ""
+        argument = f", slice_elems={self.slice_}" if self.slice_ else ""
         return self.by_hand(
-            "'gloo'", f"model = ss.distributed.PriorityDDP(model, optimizer{given})"
+            "'gloo'", f"model = ss.distributed.PriorityDDP(model, optimizer{argument})"
         )
 
 
-def _slices(found: Sequence[Gradient], elements: int) -> list[tuple[int, int]]:
-    """(number of the gradient, bytes) of each slice."""
+def _slices(gradient_list: Sequence[Gradient], elements: int) -> list[tuple[int, int]]:
+    """Return (index of the gradient, bytes) of each slice."""
     slices: list[tuple[int, int]] = []
-    for number, one in enumerate(found):
-        item = one.spec.nbytes // max(one.spec.numel, 1)
+    for number, gradient in enumerate(gradient_list):
+        item = gradient.spec.nbytes // max(gradient.spec.numel, 1)
         slices += [
-            (number, item * min(elements, one.spec.numel - start))
-            for start in range(0, one.spec.numel, elements)
+            (number, item * min(elements, gradient.spec.numel - start))
+            for start in range(0, gradient.spec.numel, elements)
         ]
     return slices
 
 
-def _served(
+def _send_order(
     ends_ns: Sequence[float],
-    urgent: Sequence[int],
+    urgency: Sequence[int],
     slices: Sequence[tuple[int, int]],
     cost: dict[int, Cost],
 ) -> list[tuple[int, int]]:
-    """The slices in the order in which one channel sends them, the most urgent that waits first.
+    """Return slices in the order in which a channel sends them, the most urgent ready one first.
 
-    In a synchronous step nothing of the next one is made before all of this one has been sent, so
-    that the order is settled within a step.
+    All slices of a synchronous step are sent before the next step has gradients, so the order
+    depends on a single step.
 
     Args:
-        ends_ns: of each gradient, when it is ready.
-        urgent: of each gradient, the task of the next forward pass that needs its parameter.
-        cost: of sending a slice, by its bytes.
+        ends_ns: time at which each gradient is ready.
+        urgency: the task of the next forward pass that first needs each gradient's parameter.
+        cost: cost of sending a slice, by bytes.
     """
     waiting: list[tuple[int, int]] = []
-    coming = sorted(range(len(slices)), key=lambda s: (ends_ns[slices[s][0]], s))
+    pending = sorted(range(len(slices)), key=lambda s: (ends_ns[slices[s][0]], s))
     order: list[tuple[int, int]] = []
-    now, place = 0.0, 0
-    while waiting or place < len(coming):
-        while place < len(coming):
-            released = ends_ns[slices[coming[place]][0]]
-            if waiting and released > now:
+    now, position = 0.0, 0
+    while waiting or position < len(pending):
+        while position < len(pending):
+            ready_ns = ends_ns[slices[pending[position]][0]]
+            if waiting and ready_ns > now:
                 break
-            now = max(now, released) if not waiting else now
-            heapq.heappush(waiting, (urgent[slices[coming[place]][0]], coming[place]))
-            place += 1
+            now = max(now, ready_ns) if not waiting else now
+            heapq.heappush(waiting, (urgency[slices[pending[position]][0]], pending[position]))
+            position += 1
         _, chosen = heapq.heappop(waiting)
         order.append(slices[chosen])
         now += cost[slices[chosen][1]].duration_ns

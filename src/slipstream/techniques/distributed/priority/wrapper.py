@@ -1,8 +1,8 @@
-"""`PriorityDDP`: DistributedDataParallel that waits for each layer where it is needed.
+"""`PriorityDDP`: data parallelism in which the forward pass waits for single layers.
 
-Gradients travel in slices, the most urgent first. ``optimizer.step()`` returns at once; each layer
-is updated when its gradients are there, at the latest where the next forward pass comes to it. The
-sequence of weights is that of synchronous training, to the bit for two ranks.
+Gradients are exchanged in slices, the most urgent first. ``optimizer.step()`` returns immediately;
+each layer is updated once its gradients have arrived, at the latest when the next forward pass
+reaches it. Weights are those of synchronous training, bitwise for two ranks.
 """
 
 from __future__ import annotations
@@ -35,47 +35,48 @@ from slipstream.techniques.distributed.priority.autotune import Autotune
 from slipstream.techniques.distributed.priority.bucketed import replicated
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
 from slipstream.techniques.distributed.priority.learning import Clock
-from slipstream.techniques.distributed.priority.plan import Asked, SlicePlan
+from slipstream.techniques.distributed.priority.plan import PlanRequest, SlicePlan
 from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
 from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, StepCosts
 from slipstream.techniques.distributed.priority.updates import Updates
 
-# Steps that are timed before a plan is made; of the last one the end is not seen.
+# Steps that are timed before planning; the end of the last one is not recorded.
 _TIMED = 4
-_LEAST_SLICE = 256
-_TAKEN = "slipstream_priority"  # noted at a model that is in a PriorityDDP
-_REPLACED = ("step", "zero_grad", "add_param_group")
+_MIN_SLICE = 256
+_WRAPPED = "slipstream_priority"  # attribute of a model in a PriorityDDP
+_REPLACED_METHODS = ("step", "zero_grad", "add_param_group")
 
 
 class PriorityDDP(nn.Module):
-    """A model whose replicas are kept equal, and an optimizer whose steps come layer by layer.
+    """Wrapper of a model and its optimizer that exchanges gradients by priority.
 
-    The first steps learn what the forward pass needs when; then a plan is made, the same on all
-    ranks, which has to prove itself for some steps beside DistributedDataParallel. Whoever reads
-    weights between steps other than through the model's forward pass calls `synchronize` before;
-    checkpoints, `parameters` and `eval` of this module do it by themselves.
-    Gradients that are read before ``optimizer.step()``, as clipping does, are waited for.
+    The first steps record when the forward pass needs which parameters. Then ranks agree on a plan,
+    which must be faster than DistributedDataParallel in some timed steps. Call `synchronize` before
+    reading weights between steps; the forward pass, checkpoints, `parameters` and `eval` of this
+    module do so themselves. Reading gradients before ``optimizer.step()``, as clipping does, waits
+    for them.
 
     Args:
-        model: on a processor; its weights and buffers become those of rank 0.
-        optimizer: of its parameters; `step` and `zero_grad` of this very object are replaced.
-        slice_elems: elements of a slice, at least 256; ``auto``: by simulation.
-        credit: bytes that may be on their way at once and so cannot be overtaken; ``auto``: two
-            slices, or eight where ranks compute on all cores and that is faster.
-        order: ``leader``, ``p2p``, ``rs_ag``, ``static``; ``auto``: what simulation finds fastest
-            and some steps confirm, and DistributedDataParallel where none is faster.
-        process_group: the processes; None: all.
-        timeout_s: how long a rank waits for the others.
-        patience_s: how long, after a failure, all are given to say that they live.
+        model: a model on the CPU; its weights and buffers become those of rank 0.
+        optimizer: optimizer of its parameters; its `step` and `zero_grad` are replaced.
+        slice_elems: elements per slice, at least 256; ``auto`` for the best by simulation.
+        credit: maximum bytes in transit, which later slices cannot overtake; ``auto`` for two
+            slices, or eight if ranks compute on all cores and that is faster.
+        order: ``leader``, ``p2p``, ``rs_ag``, ``static``, or ``auto``: the fastest by simulation
+            and in some timed steps, or DistributedDataParallel if none is faster.
+        process_group: the process group; None for all processes.
+        timeout_s: how long a rank waits for others, in seconds.
+        patience_s: how long ranks may take to respond after a failure, in seconds.
 
     Attributes:
-        plan: what was chosen; None in the first steps.
-        learned: the step and the link that it was chosen for.
+        plan: the chosen plan; None in the first steps.
+        learned: the step and the link for which the plan was chosen.
 
     Raises:
-        InvalidArgumentError: an argument that is none of these, a compiled model, parameters that
-            cannot be exchanged, an optimizer that evaluates the model itself (LBFGS).
-        UsageError: no process group is initialised, or the model or the optimizer is taken already.
+        InvalidArgumentError: an argument is invalid, the model is compiled, parameters cannot be
+            exchanged, or the optimizer evaluates the model itself (LBFGS).
+        UsageError: no process group is initialised, or the model or the optimizer is wrapped
+            already.
         CommunicationError: ranks disagree on the model or the settings. Later, from the forward
             pass, ``optimizer.step`` or `synchronize`: a rank ended, hung or failed.
 
@@ -95,7 +96,7 @@ class PriorityDDP(nn.Module):
         patience_s: float = PATIENCE_S,
     ) -> None:
         super().__init__()
-        self._asked = _asked(slice_elems, credit, order)
+        self._request = _plan_request(slice_elems, credit, order)
         _check(model)
         need_optimizer(optimizer)
         updates = Updates(optimizer)
@@ -104,24 +105,24 @@ class PriorityDDP(nn.Module):
         self.learned: tuple[StepCosts, Link] | None = None
         self._parent = process_group
         self._ranks = ProcessGroup(process_group, timeout_s, patience_s, "priority")
-        self._trained = [one for one in model.parameters() if one.requires_grad]
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._rounds = Rounds(self._trained, self._ranks.size, updates)
         self._hooks = Hooks(self._rounds)
-        self._saving: list[Any] = []  # hooks on what checkpoints are made of
+        self._saving: list[Any] = []  # state_dict hooks
         self._autotune: Autotune | None = None
         self._unused = self._through_ddp = False
-        self._ddp: list[DistributedDataParallel] = []  # in a list, for it is no submodule
+        self._ddp: list[DistributedDataParallel] = []  # a list, so that it is not a submodule
         self._read: list[tuple[nn.Parameter, nn.Module]] = []
         self._steps, self._fresh = 0, True
         self._finalizer: Any = None
         if self._ranks.size > 1 and self._trained:
             self._start()
-            self._take_over(optimizer)
+            self._replace_methods(optimizer)
 
-    # What the user calls.
+    # Public methods.
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The model's forward pass; each layer waits for its own weights."""
+        """Run the model's forward pass; each layer waits for its weights."""
         if self._fresh and torch.is_grad_enabled():
             self._fresh = False
             for watch in (self._rounds.clock, self._autotune):
@@ -130,15 +131,15 @@ class PriorityDDP(nn.Module):
         if self._ddp:
             self._through_ddp |= torch.is_grad_enabled() and self._rounds.exchanging
             return self._ddp[0](*inputs, **named)
-        learns = self._rounds.channel is not None and not self._steps and not self._read
-        if not (learns and torch.is_grad_enabled()):
+        tracing = self._rounds.channel is not None and not self._steps and not self._read
+        if not (tracing and torch.is_grad_enabled()):
             return self.module(*inputs, **named)
         with learning.first_reads(self.module, self._trained) as self._read:
             return self.module(*inputs, **named)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in it only accumulate, here."""
+        """Within the context, only accumulate gradients, on this rank."""
         with contextlib.ExitStack() as stack:
             if self._ddp:
                 stack.enter_context(self._ddp[0].no_sync())
@@ -149,36 +150,36 @@ class PriorityDDP(nn.Module):
                 self._rounds.exchanging = before
 
     def synchronize(self) -> contextlib.AbstractContextManager[Self]:
-        """Wait for all gradients on their way, and make all updates of the last step.
+        """Wait for all gradients, and apply all updates of the last step.
 
         Returns:
-            Something for ``with``, in which weights may be read: they stay until the next step.
+            A context manager that yields this module; weights do not change until the next step.
         """
         self._rounds.synchronize()
         return contextlib.nullcontext(self)
 
     def close(self) -> None:
-        """Give the optimizer back and end the threads; the model is a plain one again."""
+        """Restore the optimizer and the model, and end the threads."""
         self._rounds.synchronize()
-        self._let_go()
+        self._detach()
         vars(self._rounds.updates.optimizer).pop(EXCHANGES, None)
-        vars(self.module).pop(_TAKEN, None)
+        vars(self.module).pop(_WRAPPED, None)
         self._autotune = None
         self._end_ddp()
 
     @property
     def settled(self) -> bool:
-        """Whether there is a plan, and it stays; or nothing to exchange."""
+        """Whether the plan is final, or there is nothing to exchange."""
         return self._finalizer is None or (self.plan is not None and self._autotune is None)
 
     def tell_exposed(self, exposed: ExposedTimes | None) -> None:
-        """Tell `exposed` of every stretch in which training waits, from now on; None: nobody."""
+        """Report every interval in which training waits to `exposed`; None to stop."""
         self._rounds.exposed = exposed
-        for one in self._ddp:
-            watch_buckets(one, exposed)
+        for replica in self._ddp:
+            watch_buckets(replica, exposed)
 
     def train(self, mode: bool = True) -> Self:
-        """As a module's; before evaluation, all updates are made."""
+        """Set the mode like ``nn.Module.train``; before evaluation, apply all updates."""
         if not mode:
             self._rounds.settle_updates()
         return super().train(mode)
@@ -186,30 +187,30 @@ class PriorityDDP(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """As a module's, all updates made."""
+        """Return parameters like ``nn.Module``, after all updates are applied."""
         self._rounds.settle_updates()
         return super().named_parameters(prefix, recurse, remove_duplicate)
 
-    # How it begins and ends.
+    # Initialisation and shutdown.
 
     def _start(self) -> None:
         ranks, rounds = self._ranks, self._rounds
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
-        ranks.agree(str(self._asked), "setting of PriorityDDP")
+        ranks.agree(str(self._request), "setting of PriorityDDP")
         ranks.agree(", ".join(f"{n} {p.dtype} {list(p.shape)}" for n, p in named), "model")
         ranks.agree(type(rounds.updates.optimizer).__name__, "optimizer")
         with torch.no_grad():
             for tensor in (*self.module.parameters(), *self.module.buffers()):
-                plain = tensor.detach().contiguous()
-                dist.broadcast(plain, group_src=0, group=ranks.group)
-                tensor.copy_(plain)
-        self._lay_out([[one] for one in self._trained])
-        self._hooks.put_on()
+                dense = tensor.detach().contiguous()
+                dist.broadcast(dense, group_src=0, group=ranks.group)
+                tensor.copy_(dense)
+        self._lay_out([[parameter] for parameter in self._trained])
+        self._hooks.attach()
         for module in self.module.modules():
             hook: Any = module.register_state_dict_pre_hook
             self._saving.append(hook(lambda *_: rounds.settle_updates()))
 
-    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+    def _replace_methods(self, optimizer: torch.optim.Optimizer) -> None:
         rounds = self._rounds
 
         def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -220,48 +221,48 @@ class PriorityDDP(nn.Module):
                 type(optimizer).zero_grad(optimizer, set_to_none)
                 return
             if not set_to_none and rounds.idle_now():
-                # Whether others have a gradient where this rank has none is known on arrival.
+                # Other ranks may have a gradient that this rank has not, which is known on arrival.
                 rounds.settle_updates()
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    # Never zero what may be on its way.
-                    keep = parameter.grad is not None and not set_to_none
-                    parameter.grad = torch.zeros_like(parameter) if keep else None
+                    # A new tensor, because the old one may be in transit.
+                    zeroed = parameter.grad is not None and not set_to_none
+                    parameter.grad = torch.zeros_like(parameter) if zeroed else None
 
         def add_param_group(optimizer: torch.optim.Optimizer, group: Any) -> None:
-            raise UsageError("PriorityDDP takes no more parameters", remedy="wrap the model last")
+            raise UsageError("PriorityDDP cannot add parameters", remedy="add them before wrapping")
 
-        # It notes that it was called, as the wrapper that a scheduler would put around it.
+        # It records its calls itself, so that a scheduler does not wrap it.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         for function in (step, zero_grad, add_param_group):
             setattr(optimizer, function.__name__, types.MethodType(function, optimizer))
         setattr(optimizer, EXCHANGES, "is in a PriorityDDP")
-        vars(self.module)[_TAKEN] = True
+        vars(self.module)[_WRAPPED] = True
         self._saving += [
             optimizer.register_state_dict_pre_hook(lambda *_: rounds.settle_updates()),
             optimizer.register_load_state_dict_pre_hook(lambda *_: rounds.settle_updates()),
         ]
 
-    def _let_go(self) -> None:
-        """No hooks, no threads, and the optimizer's own methods."""
-        for name in _REPLACED:
+    def _detach(self) -> None:
+        """Remove hooks and threads, and restore the optimizer's methods."""
+        for name in _REPLACED_METHODS:
             vars(self._rounds.updates.optimizer).pop(name, None)
         for hook in self._saving:
             hook.remove()
         self._saving = []
-        self._hooks.take_off()
+        self._hooks.detach()
         if self._rounds.channel is not None:
             self._finalizer()
             self._rounds.channel = None
 
     def _lay_out(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Units of these groups, the last one sent first until there is a plan."""
+        """Create units of these groups; until there is a plan, the last is sent first."""
         units = units_of(groups, self._rounds)
         self._rounds.lay_out(units)
-        size = self._asked.slice_elems or plan.PAPERS
+        size = self._request.slice_elems or plan.PAPER_ELEMS
         slices = cut(units, size)
-        order = [one.number for unit in reversed(units) for one in unit.slices]
-        credit = AHEAD * max(one.nbytes for one in slices)
+        order = [slice_.number for unit in reversed(units) for slice_ in unit.slices]
+        credit = AHEAD * max(slice_.nbytes for slice_ in slices)
         self._use(SlicePlan("static", size, credit_bytes=credit, static=tuple(order)), [])
 
     def _use(self, chosen: SlicePlan, released: Sequence[int]) -> None:
@@ -269,10 +270,10 @@ class PriorityDDP(nn.Module):
             self._finalizer()
         channel = plan.channel(self._ranks, self._rounds.units, chosen, released)
         self._rounds.channel = channel
-        # At the end of the program the others may still need what is on its way.
+        # At exit, other ranks may still need slices in transit.
         self._finalizer = weakref.finalize(self, channel.drain)
 
-    # The first steps.
+    # Planning in the first steps.
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss, ended = self._rounds.step(closure)
@@ -284,78 +285,78 @@ class PriorityDDP(nn.Module):
                 elif self._steps == 1 + _TIMED:
                     self._make_plan()
                 elif self._autotune is not None and self._autotune.turn_over:
-                    self._next_turn(self._autotune)
+                    self._next_plan(self._autotune)
         return loss
 
     def _learn_places(self) -> None:
-        """Where the forward pass needs which parameters: rank 0's, for all."""
+        """Group parameters by where the forward pass of rank 0 needs them, on all ranks."""
         names = {id(module): name for name, module in self.module.named_modules()}
-        numbers = {id(one): n for n, one in enumerate(self._trained)}
+        numbers = {id(parameter): n for n, parameter in enumerate(self._trained)}
         places = learning.places(self.module, self._trained, self._read)
-        told = [(names[id(m)], [numbers[id(p)] for p in group]) for m, group in places]
-        told = self._from_first(told)
-        self._lay_out([[self._trained[n] for n in group] for _, group in told])
+        shared = [(names[id(m)], [numbers[id(p)] for p in group]) for m, group in places]
+        shared = self._broadcast(shared)
+        self._lay_out([[self._trained[n] for n in group] for _, group in shared])
         rounds = self._rounds
         waits: dict[str, list[Unit]] = {}
-        for name, group in told:
+        for name, group in shared:
             waits[name] = [rounds.at[id(self._trained[n])][0] for n in group]
-        # Each module also waits for its own parameters, should it come to them earlier than then.
+        # Each module also waits for its own parameters, in case it runs earlier than recorded.
         for name, module in self.module.named_modules():
             parameters = module.parameters(recurse=False)
             waits.setdefault(name, []).extend(
                 rounds.at[id(p)][0] for p in parameters if id(p) in rounds.at
             )
-        self._hooks.wait_at([
+        self._hooks.set_gates([
             (self.module.get_submodule(name), list(dict.fromkeys(units)))
             for name, units in waits.items() if units
         ])  # fmt: skip
         rounds.clock, rounds.update_s = Clock(), []
 
     def _make_plan(self) -> None:
-        rounds, asked = self._rounds, self._asked
+        rounds, request = self._rounds, self._request
         assert rounds.clock is not None
-        most = torch.tensor([float(rounds.idle), rounds.clock.busy])
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._ranks.group)
-        self._unused, busy = bool(most[0]), float(most[1])
-        orders = [asked.order] if asked.order else ORDERS
+        maxima = torch.tensor([float(rounds.idle), rounds.clock.busy])
+        dist.all_reduce(maxima, dist.ReduceOp.MAX, group=self._ranks.group)
+        self._unused, busy = bool(maxima[0]), float(maxima[1])
+        orders = [request.order] if request.order else ORDERS
         link = plan.measure_link(self._ranks, orders, busy >= plan.BUSY)
         step = StepCosts.of(rounds.clock.segments(), rounds.units, rounds.update_s, busy)
         rounds.clock = None
-        mine = (plan.choose(asked, step, link, rounds.units), step, link)
-        plans, step, link = self._from_first(mine)
+        choice = (plan.choose(request, step, link, rounds.units), step, link)
+        plans, step, link = self._broadcast(choice)
         self.learned = (step, link)
         rounds.in_parts = True
         if len(plans) > 1:
             self._autotune = Autotune(plans, step.compute_s)
         self._follow(plans[0])
 
-    def _next_turn(self, autotune: Autotune) -> None:
-        """Another plan trains; or all have, and one goes on."""
+    def _next_plan(self, autotune: Autotune) -> None:
+        """Continue with the next plan, or with the fastest once all are timed."""
         self._rounds.synchronize()
         autotune.next()
         if not autotune.over:
             self._follow(autotune.current)
             return
         self._autotune = None
-        fastest, measured_s = self._from_first((autotune.fastest(), autotune.measured_s))
+        fastest, measured_s = self._broadcast((autotune.fastest(), autotune.measured_s))
         self._follow(dataclasses.replace(fastest, measured_s=measured_s))
 
     def _follow(self, chosen: SlicePlan) -> None:
-        """Train by this plan from the next step on."""
-        stays = bool(self._ddp) and self.plan is not None and self.plan.name == chosen.name
+        """Use this plan from the next step on."""
+        unchanged = bool(self._ddp) and self.plan is not None and self.plan.name == chosen.name
         self.plan = chosen
-        if not stays:
+        if not unchanged:
             self._end_ddp()
         if chosen.order != DDP:
             assert self.learned is not None
-            self._hooks.take_off()
-            self._hooks.put_on()
+            self._hooks.detach()
+            self._hooks.attach()
             self._use(chosen, self.learned[0].released)
             return
-        self._hooks.take_off()
+        self._hooks.detach()
         if self._autotune is None:
-            self._let_go()
-        if not stays:
+            self._detach()
+        if not unchanged:
             cap = None if chosen.bucket_mb == DEFAULT_MIB else chosen.bucket_mb
             self._ddp.append(replicated(self.module, self._ranks, self._parent, cap, self._unused))
             self.tell_exposed(self._rounds.exposed)
@@ -363,39 +364,39 @@ class PriorityDDP(nn.Module):
     def _end_ddp(self) -> None:
         if self._ddp:
             self._ddp.clear()
-            # With it goes what it has hooked to the parameters.
+            # This also removes its hooks on the parameters.
             gc.collect()
 
-    def _from_first(self, value: Any) -> Any:
-        """Rank 0's `value`, on all ranks."""
-        told = [value]
-        dist.broadcast_object_list(told, group_src=0, group=self._ranks.group)
-        return told[0]
+    def _broadcast(self, value: Any) -> Any:
+        """Return rank 0's `value` on all ranks."""
+        values = [value]
+        dist.broadcast_object_list(values, group_src=0, group=self._ranks.group)
+        return values[0]
 
 
 def _check(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        raise InvalidArgumentError("model", f"is a {type(model).__name__}, not a module")
+        raise InvalidArgumentError("model", f"is a {type(model).__name__}, not an nn.Module")
     reason = learning.why_not_plain(model)
     if reason is not None:
-        raise InvalidArgumentError("model", reason, remedy="give the plain module")
-    if _TAKEN in vars(model):
-        raise UsageError("the model is in another PriorityDDP already", remedy="close() that one")
+        raise InvalidArgumentError("model", reason, remedy="pass the plain module")
+    if _WRAPPED in vars(model):
+        raise UsageError("the model is already in a PriorityDDP", remedy="call close() on that one")
     need_processes("PriorityDDP")
 
 
-def _asked(slice_elems: int | str, credit: int | str, order: str) -> Asked:
+def _plan_request(slice_elems: int | str, credit: int | str, order: str) -> PlanRequest:
     if order not in ("auto", *ORDERS):
         raise InvalidArgumentError(
-            "order", f"'{order}' is none", remedy="auto, " + ", ".join(ORDERS)
+            "order", f"'{order}' is not an order", remedy="pass one of auto, " + ", ".join(ORDERS)
         )
-    for name, value, least in (("slice_elems", slice_elems, _LEAST_SLICE), ("credit", credit, 1)):
-        number = isinstance(value, int) and not isinstance(value, bool)
-        if value != "auto" and not (number and int(value) >= least):
+    for name, value, minimum in (("slice_elems", slice_elems, _MIN_SLICE), ("credit", credit, 1)):
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        if value != "auto" and not (is_int and int(value) >= minimum):
             raise InvalidArgumentError(
-                name, f"{value!r} is not a number from {least} on", remedy="or auto"
+                name, f"{value!r} is not an integer of at least {minimum}", remedy="or pass 'auto'"
             )
-    return Asked(
+    return PlanRequest(
         None if order == "auto" else order,
         None if slice_elems == "auto" else int(slice_elems),
         None if credit == "auto" else int(credit),
