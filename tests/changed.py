@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = ("src", "benchmarks", "tests", "docs", "examples")
 _NAMED = re.compile(r"\b(?:slipstream|slipstream_bench)(?:\.\w+)+")
-# What ends in these is read by tests of its folder and by nothing else.
+# Files with these extensions are read only by tests of their folder.
 _READ_BY = {"docs": "tests/docs", "page": "tests/report", "editors": "tests/live"}
 _NOTHING = (".ci", ".gitignore", "LICENSE", "benchmarks/results")
 
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def changed_files(base: str) -> list[str]:
-    """Paths from the root of what differs from `base`, files not yet known to git among them."""
+    """Return root-relative paths of files that differ from `base`, and of untracked files."""
     commands = (["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"])
     return [
         line
@@ -58,7 +58,7 @@ def changed_files(base: str) -> list[str]:
 
 
 def reached_by(files: Iterable[str]) -> set[Path] | None:
-    """Files of tests that a change of `files` reaches; None for all of them."""
+    """Return the test files that a change of `files` affects; None for all."""
     changed: set[Path] = set()
     tests: set[Path] = set()
     for name in files:
@@ -89,7 +89,7 @@ def _nearest_package(path: Path) -> Path:
 
 
 def _reaching(changed: set[Path]) -> set[Path]:
-    """`changed` and every file that imports one of them, whatever lies between."""
+    """Return `changed` and every file that imports one of them, directly or indirectly."""
     importers: dict[Path, set[Path]] = {}
     for path, imported in imports().items():
         for module in imported:
@@ -106,7 +106,7 @@ def _reaching(changed: set[Path]) -> set[Path]:
 
 @cache
 def imports() -> dict[Path, set[Path]]:
-    """What every Python file of ours imports, or names."""
+    """Return the files that every Python file imports or names."""
     modules = _modules()
     techniques = _entry_points("slipstream.techniques", modules)
     graph: dict[Path, set[Path]] = {}
@@ -119,13 +119,13 @@ def imports() -> dict[Path, set[Path]]:
             graph[path] |= {
                 file for name in _texts(tree) for file in techniques.get(_head(name), ())
             }
-            # That of all tests is no way from every test to what its fixtures use.
+            # The top conftest.py would connect every test to whatever its fixtures use.
             conftests = [
                 folder / "conftest.py" for folder in path.parents if folder != ROOT / "tests"
             ]
             graph[path] |= {conftest for conftest in conftests if conftest.exists()}
     package = ROOT / "src/slipstream"
-    # The face imports nothing before it is asked for a name, which `_names` follows.
+    # The package's __init__ imports lazily; `_names` resolves its names.
     graph[package / "__init__.py"] = set()
     graph[package / "cli/_main.py"] |= set((package / "cli").glob("*.py"))
     for path in (package / "verbs").rglob("*.py"):
@@ -134,7 +134,7 @@ def imports() -> dict[Path, set[Path]]:
 
 
 def _modules() -> dict[str, Path]:
-    """Files by dotted name; those of `tests` by their last name, as pytest imports them."""
+    """Return files by dotted name; those of `tests` by their last name, as pytest imports them."""
     found = {}
     for folder in ("src", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -151,7 +151,7 @@ def _entry_points(group: str, modules: dict[str, Path]) -> dict[str, set[Path]]:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of modules, or of what is in them, that the file imports or writes in a text."""
+    """Yield dotted names of modules or their members that the file imports or has in a string."""
     faces = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -173,7 +173,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 @cache
 def _behind_the_face() -> dict[str, str]:
-    """Where each name of ``import slipstream as ss`` comes from."""
+    """Return the module of each name of ``import slipstream as ss``."""
     tree = ast.parse((ROOT / "src/slipstream/__init__.py").read_bytes())
     return {
         alias.name: f"{node.module}.{alias.name}"
@@ -195,7 +195,7 @@ def _head(text: str) -> str:
 
 
 def _file_of(name: str, modules: dict[str, Path]) -> Path | None:
-    """The file of the longest beginning of a dotted name that is a module of ours."""
+    """Return the file of the longest prefix of a dotted name that is a module of the project."""
     while name:
         if name in modules:
             return modules[name]

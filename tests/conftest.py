@@ -1,4 +1,4 @@
-"""What a test may skip for, and where it may not."""
+"""Rules for skipping tests, and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from known_clock import KnownClock
 
 pytest_plugins = ("times", "changed", "flakes")
 
-# Obeyed when a test imports ONNX Runtime by itself.
+# Applies if a test imports ONNX Runtime directly.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# How long an example takes says how busy the machine is. The same examples every time, so that a
-# change is judged by what it changes; `make test-all` looks for others.
+# Example durations depend on machine load. The same examples are used every time, so that
+# results depend on the change alone; `make test-all` tries others.
 hypothesis.settings.register_profile("slipstream", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("slipstream")
 
 
 def pytest_configure() -> None:
-    """Ctrl-C and hang-up as a terminal has them, for us and for the commands that tests start.
+    """Handle Ctrl-C and hang-up as on a terminal, here and in commands that tests start.
 
     A shell that runs the tests in its background ignores them, and so would every child.
     """
@@ -59,13 +59,13 @@ def require(feature: str, present: bool, reason: str) -> None:
 
 @pytest.fixture(name="require", scope="session")
 def _require() -> Callable[[str, bool, str], None]:
-    """The function `require`, for tests that prefer a fixture to an import."""
+    """Return the function `require`, for tests that prefer a fixture to an import."""
     return require
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Timings that tests keep are not the user's, whose cache may be of another version."""
+    """Store timings of tests apart from the user's cache, which may be of another version."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user cache")))
         yield
@@ -73,19 +73,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this test every `slipstream.child.Child` is a fork of this process, with one thread."""
+    """Make every `slipstream.child.Child` a fork of this process with one thread."""
     start_children_as_forks(monkeypatch)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> KnownClock:
-    """In this test functions are measured on a clock that only they move."""
+    """Measure functions on a clock that only they advance."""
     return known_clock.install(monkeypatch)
 
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder ``$SLIPSTREAM_DATA``; the test is skipped, or fails, where there is none."""
+    """Return the folder ``$SLIPSTREAM_DATA``; skip or fail the test without it."""
     folder = os.environ.get("SLIPSTREAM_DATA", "")
     require("data", bool(folder) and Path(folder).is_dir(), "SLIPSTREAM_DATA names no folder")
     return Path(folder)

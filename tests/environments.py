@@ -1,4 +1,4 @@
-"""What a script prints where the environment chooses among compiled kernels, or none."""
+"""Output of a script under environments that choose among compiled kernels, or none."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def check_choice(script: str) -> None:
 
 
 def switch_library_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``SLIPSTREAM_NATIVE=off`` does to a process that has not looked for the library yet."""
+    """Apply ``SLIPSTREAM_NATIVE=off`` to a process that has not loaded the library yet."""
     monkeypatch.setattr(loader, "_answer", loader.SWITCHED_OFF)

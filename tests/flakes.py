@@ -1,4 +1,4 @@
-"""``pytest --flakes``: what failed a moment ago, once more, and a record of what passes now.
+"""``pytest --flakes``: retry failed tests once, and record those that pass then.
 
 A test that passes the second time is a flake: it is named in the output, and remembered on this
 machine, across clones. The third time it fails for good: it is to be mended, not repeated.
@@ -19,7 +19,6 @@ _LIMIT = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option ``--flakes``."""
     parser.addoption(
         "--flakes", action="store_true",
         help="these tests failed before: record those that pass, and fail at the third time",
@@ -27,14 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def record_path() -> Path:
-    """Where flakes are remembered: ``$SLIPSTREAM_FLAKES``, or a file of the user's cache."""
+    """Return the file of known flakes: ``$SLIPSTREAM_FLAKES``, or one in the user's cache."""
     if named := os.environ.get("SLIPSTREAM_FLAKES"):
         return Path(named)
     return Path.home() / ".cache" / "slipstream-tests" / "flakes.json"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Name them, with how often each was seen."""
+    """Name the flakes, with how often each was seen."""
     if not terminalreporter.config.getoption("--flakes"):
         return
     passed = [report.nodeid for report in terminalreporter.stats.get("passed", [])]

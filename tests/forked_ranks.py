@@ -1,4 +1,4 @@
-"""Ranks as forks of this process: each joins a process group, runs a function, and answers."""
+"""Ranks as forks of this process: each joins a process group, runs a function and returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_S = 600.0
 
 
 def run_ranks(count: int, work: Callable[[int], Any], missing: int | None = None) -> list[Any]:
-    """What `work(rank)` returns on each rank, or the error it ends with; None where it was killed.
+    """Return the result of `work(rank)` on each rank, or its error; None if it was killed.
 
     None is left behind, however it ends.
 
@@ -43,13 +43,13 @@ def run_ranks(count: int, work: Callable[[int], Any], missing: int | None = None
 
 
 def _fork(rank: int, count: int, work: Callable[[int], Any], folder: Path) -> int:
-    # Once, here, what DistributedDataParallel would import in every rank.
+    # Import here, once, what DistributedDataParallel would import in every rank.
     importlib.import_module("torch._dynamo")
     pid = os.fork()
     if pid:
         return pid
     try:
-        # The interface's address, not the host's name, which may not resolve.
+        # The interface's address; the host's name may not resolve.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         answer = _joined(rank, count, work, folder)
         partial = folder / f"partial{rank}"

@@ -1,4 +1,4 @@
-"""Processes of ours as forks of this one: torch, which takes seconds to import, is there already.
+"""Child processes as forks of this one, where torch is already imported.
 
 For tests of what they answer. That a `Child` is a fresh interpreter, and what becomes of commands
 and children under signals, is for tests/test_child.py and tests/cli/test_cli_interrupt.py.
@@ -25,7 +25,7 @@ _FIRST_FREE_FD = 3
 
 
 class Fork:
-    """What `Child` asks of `subprocess.Popen`, without a new interpreter."""
+    """Replacement for `subprocess.Popen` in `Child`, without a new interpreter."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Fork:
             _become_child(command, stdout, pass_fds, env, cwd)
 
     def poll(self) -> int | None:
-        """The exit code once it has ended."""
+        """Return the exit code if it has ended."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -54,7 +54,7 @@ class Fork:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, when it has ended; `subprocess.TimeoutExpired` after `timeout` seconds."""
+        """Return the exit code; raises `subprocess.TimeoutExpired` after `timeout` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
             if end is not None and time.monotonic() > end:
@@ -75,7 +75,7 @@ def _become_child(
     try:
         os.setsid()
         begin_anew(log, log, environment, folder or Path())
-        # A pipe of another child that stayed open here would hide that its end is gone.
+        # An inherited pipe of another child would hide that its other end is closed.
         edges = [_FIRST_FREE_FD - 1, *sorted(descriptors), os.sysconf("SC_OPEN_MAX")]
         for before, after in itertools.pairwise(edges):
             os.closerange(before + 1, after)
@@ -89,12 +89,12 @@ def _become_child(
 
 
 def _more_than_here(limit_bytes: int) -> int:
-    """A limit of private memory, 0 for none, on top of what all tests so far have made of this."""
+    """Return a limit of private memory, 0 for none, plus what all tests have used so far."""
     return limit_bytes and limit_bytes + psutil.Process().memory_info().data
 
 
 def begin_anew(output: int, errors: int, environment: Mapping[str, str], folder: Path) -> None:
-    """In a fork: what a new process would have, as far as commands and children can tell."""
+    """Set up, in a fork, the state of a new process as seen by commands and children."""
     import torch
 
     from slipstream.child import process
@@ -102,17 +102,17 @@ def begin_anew(output: int, errors: int, environment: Mapping[str, str], folder:
 
     for fd, target in enumerate((os.open(os.devnull, os.O_RDONLY), output, errors)):
         os.dup2(target, fd)
-    # One that is replaced, in a fork of a fork, must not close what all of them use.
+    # A descriptor replaced in a fork of a fork must not close the shared one.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # Here a warning of ours is an error.
+    # Here our warnings are errors.
     warnings.resetwarnings()
     warnings.simplefilter("ignore")
     warnings.simplefilter("default", SlipstreamWarning)
-    # OpenMP's threads do not survive a fork: who asked for more than one would wait for ever.
+    # OpenMP's threads do not survive a fork: using more than one would wait forever.
     torch.set_num_threads(1)
     torch.set_num_threads = lambda count: None  # type: ignore[assignment]
     process._living.clear()
@@ -120,7 +120,7 @@ def begin_anew(output: int, errors: int, environment: Mapping[str, str], folder:
 
 
 def _forget_users_modules() -> None:
-    """What tests imported from folders of theirs is nothing a new process would know."""
+    """Remove modules that tests imported from their folders, which a new process would not have."""
     prefixes = (sys.prefix, sys.base_prefix, *(path for path in sys.path if path))
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
@@ -129,13 +129,13 @@ def _forget_users_modules() -> None:
 
 
 def import_what_steps_need() -> None:
-    """Once, here, what otherwise every process would import."""
+    """Import once, here, what every process would import."""
     for module in ("torch._dynamo", "slipstream.verbs.profiling", "slipstream.verbs.proving.sides"):
         importlib.import_module(module)
 
 
 def start_children_as_forks(patch: pytest.MonkeyPatch) -> None:
-    """Every `Child` from now on is a fork of this process."""
+    """Make every `Child` from now on a fork of this process."""
     import_what_steps_need()
     started = SimpleNamespace(
         Popen=Fork, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
