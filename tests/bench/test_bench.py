@@ -1,4 +1,4 @@
-"""The bench runner: rows appear as measured, full runs resume, quick ones show the past."""
+"""The bench runner: rows appear when measured, full runs resume, quick runs show past results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ requested: list[BenchOptions] = []
 
 
 def counting(options: BenchOptions) -> Iterator[Bar]:
-    """Three rows; the last is measured by full runs only, and dies when told to."""
+    """Three rows; the last is measured by full runs only, and fails on request."""
     requested.append(options)
     for name, value in (("one", 1.0), ("two", 2.0)):
         if options.wants(name):
@@ -54,7 +54,7 @@ def test_a_bar_holds_exactly_when_its_value_reaches_the_target() -> None:
     assert at_most("b", 1.51, 1.5, "x").holds is False
 
 
-def test_a_quick_run_measures_and_shows_what_a_full_run_recorded(tmp_path: Path) -> None:
+def test_a_quick_run_also_shows_results_of_full_runs(tmp_path: Path) -> None:
     list(running.bench("counting", full=True, results=tmp_path))
     rows = list(running.bench("counting", results=tmp_path))
     assert [(row.bar, row.source) for row in rows] == [
@@ -67,7 +67,7 @@ def test_a_quick_run_measures_and_shows_what_a_full_run_recorded(tmp_path: Path)
     assert all(row.commit == "abc" and row.processor and row.date for row in rows)
 
 
-def test_a_killed_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_killed_full_run_resumes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         list(running.bench("interrupted", full=True, results=tmp_path))
     (tmp_path / "interrupted.jsonl").rename(tmp_path / "counting.jsonl")
@@ -78,7 +78,7 @@ def test_a_killed_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert [bar.bar for bar in recorded] == ["one", "two", "three"]
 
 
-def test_another_commit_starts_a_full_run_anew(
+def test_another_commit_restarts_a_full_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list(running.bench("counting", full=True, results=tmp_path))
@@ -98,7 +98,7 @@ def test_an_unknown_bench_suggests_the_nearest(tmp_path: Path) -> None:
         list(running.bench("countin", results=tmp_path))
 
 
-def test_a_quick_run_begins_no_row_once_its_time_is_up_and_says_so(
+def test_a_quick_run_starts_no_row_after_its_time_limit_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list(running.bench("counting", full=True, only="one", results=tmp_path))
@@ -109,7 +109,7 @@ def test_a_quick_run_begins_no_row_once_its_time_is_up_and_says_so(
     assert (left.bar, left.value, left.holds) == ("two", None, None)
 
 
-def test_a_row_that_takes_longer_than_there_is_time_is_left_out() -> None:
+def test_a_row_longer_than_the_remaining_time_is_left_out() -> None:
     options = BenchOptions(budget_s=60.0)
     assert options.wants("short", takes_s=30.0)
     assert not options.wants("long", takes_s=90.0)
@@ -118,7 +118,7 @@ def test_a_row_that_takes_longer_than_there_is_time_is_left_out() -> None:
     assert BenchOptions().wants("long", takes_s=1e9), "a full run has all the time"
 
 
-def test_a_run_that_could_not_be_measured_again_is_shown_and_not_recorded(
+def test_a_run_that_could_not_be_measured_is_shown_and_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "why_not_recordable", lambda: "the commit is not on main")
@@ -128,7 +128,7 @@ def test_a_run_that_could_not_be_measured_again_is_shown_and_not_recorded(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_recorded_elsewhere_or_of_other_sources_is_marked(
+def test_records_of_other_machines_or_sources_are_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "sources_hash", lambda entry: "then")
@@ -145,7 +145,7 @@ def test_what_is_recorded_elsewhere_or_of_other_sources_is_marked(
     assert (own.processor, own.detail) == ("another", "")
 
 
-def test_where_benches_are_not_installed_the_command_says_what_to_install(
+def test_without_benches_the_command_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "slipstream_bench", None)
@@ -155,12 +155,12 @@ def test_where_benches_are_not_installed_the_command_says_what_to_install(
     assert "pip install -e benchmarks" in str(more_help())
 
 
-def test_a_text_that_no_bar_has_is_refused() -> None:
+def test_a_text_that_matches_no_bar_is_refused() -> None:
     with pytest.raises(UsageError, match=r"\bcounting\b.*'eleven'"):
         command(["counting"], only="eleven")
 
 
-def test_of_the_package_the_command_alone_knows_the_benches() -> None:
+def test_only_the_command_imports_the_benches() -> None:
     source = Path(slipstream.__file__).parent
     importing = {
         str(path.relative_to(source))

@@ -1,4 +1,4 @@
-"""The harness of benches: ratios, what guards them, and rows made of them."""
+"""The bench harness: ratios, their guards, and rows of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_ratio_is_that_of_the_work() -> None:
     assert taken.minimum_s("three") <= taken.median_s("three")
 
 
-def test_too_few_blocks_are_no_interval_and_leave_the_guard_open() -> None:
+def test_too_few_blocks_give_no_interval_and_an_undecided_guard() -> None:
     found = paired({"a": lambda: work(1000), "b": lambda: work(1000)}, blocks=3).ratio("a", "b")
     assert (found.n, found.trusted, found.data["low"], found.data["high"]) == (3, None, None, None)
 
@@ -43,7 +43,7 @@ def test_wall_time_counts_waiting_and_cpu_time_does_not() -> None:
     assert wall.value > 2 * paired(arms, blocks=6).ratio("waits", "computes").value
 
 
-def test_an_arm_is_called_once_a_sample_or_behind_a_warming_call() -> None:
+def test_an_arm_is_called_once_per_sample_or_after_a_warm_up_call() -> None:
     calls = {"a": 0, "b": 0}
 
     def count(name: str) -> None:
@@ -51,13 +51,13 @@ def test_an_arm_is_called_once_a_sample_or_behind_a_warming_call() -> None:
 
     arms = {name: lambda name=name: count(name) for name in calls}
     paired(arms, blocks=4, once=True, settle_s=0.0)
-    # Besides the blocks one call to warm up and one for the shape; the guard runs with each block.
+    # In addition to the blocks, one call to warm up and one for the shape; each block has a guard.
     assert calls == {"a": 9, "b": 5}
     paired(arms, blocks=4, once=True, warm=True, settle_s=0.0)
     assert calls == {"a": 27, "b": 15}
 
 
-def test_an_arm_that_raises_is_an_error_that_names_it() -> None:
+def test_an_arm_that_raises_is_named_in_the_error() -> None:
     def fails() -> None:
         raise ValueError("no such kernel")
 
@@ -65,7 +65,7 @@ def test_an_arm_that_raises_is_an_error_that_names_it() -> None:
         paired({"a": lambda: work(10), "b": fails, "c": lambda: work(10)}, blocks=2)
 
 
-def test_the_times_of_one_function_have_one_entry_a_call() -> None:
+def test_times_of_one_function_have_one_entry_per_call() -> None:
     taken = times_s(lambda: work(10_000), 4)
     assert taken.shape == (4,)
     assert (taken > 0).all()
@@ -89,7 +89,7 @@ def test_a_row_whose_baseline_differs_from_itself_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("ratios", "broken", "judged"), [(5, 1, False), (30, 1, True), (30, 3, False)]
 )
-def test_of_many_guards_some_err(ratios: int, broken: int, judged: bool) -> None:
+def test_some_of_many_guards_fail_by_chance(ratios: int, broken: int, judged: bool) -> None:
     row = replace(Bar("b", 1.0, "x", ">= 1", True), data={"more": 1})
     found = guarded(row, {str(n): ratio(trusted=n >= broken) for n in range(ratios)})
     assert (found.holds is True) == judged

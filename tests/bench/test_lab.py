@@ -1,4 +1,4 @@
-"""What ranks of the benches answer: each function on two ranks, as small as it goes."""
+"""Functions that benches run on ranks, each on two ranks at its smallest size."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BOTH = {"nbytes": 4096, "ranks": [0, 1], "repeats": 1, "warmup": 0}
     ],
     ids=lambda value: f"{value.__module__}.{value.__name__}" if callable(value) else "",
 )  # fmt: skip
-def test_every_function_of_a_rank_answers(
+def test_every_function_of_a_rank_returns(
     function: Callable[..., Any], arguments: dict[str, Any], size: int
 ) -> None:
     answers = on_ranks(2, function, limit_s=300.0, **arguments)
@@ -70,7 +70,7 @@ def test_every_function_of_a_rank_answers(
         (collectives.exchanges, {"nbytes": 4096, "arms": ["all_reduce", "two_d"]}),
     ],
 )
-def test_arms_of_ranks_are_run_against_each_other(
+def test_arms_of_ranks_are_compared_with_each_other(
     build: Callable[..., Mapping[str, Turn]], arguments: dict[str, Any]
 ) -> None:
     with arms_on_ranks(2, build, **arguments) as arms:

@@ -1,4 +1,4 @@
-"""Records of benches: appended, at a commit that is on main, with a hash of what they rest on."""
+"""Records of benches: appended, at a commit on main, with a hash of their sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def git(*arguments: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of a bench and two rooms, one of which the bench imports; the working folder."""
+    """Create a repository of a bench and two packages, one of which it imports, and enter it."""
     bench = tmp_path / "benchmarks" / "toy_bench" / "systems" / "toy"
     for folder in (bench, tmp_path / "src/slipstream/graph", tmp_path / "src/slipstream/report"):
         folder.mkdir(parents=True)
@@ -34,7 +34,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_attempt_is_kept_with_its_data(tmp_path: Path) -> None:
+def test_every_attempt_is_stored_with_its_data(tmp_path: Path) -> None:
     path = tmp_path / "results" / "one.jsonl"
     assert records.read(path) == []
     attempts = [ROW, replace(ROW, value=1.0, holds=False)]
@@ -43,7 +43,7 @@ def test_every_attempt_is_kept_with_its_data(tmp_path: Path) -> None:
     assert records.read(path) == attempts
 
 
-def test_a_torn_last_line_is_no_attempt_and_the_next_one_replaces_it(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_ignored_and_replaced(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     records.append(path, ROW)
     with path.open("a") as file:
@@ -64,7 +64,7 @@ def test_a_torn_last_line_is_no_attempt_and_the_next_one_replaces_it(tmp_path: P
         (1.5, None, None, "holds"),
     ],
 )
-def test_what_its_own_noise_leaves_open_is_at_the_bar(
+def test_a_value_within_its_noise_of_the_bar_is_undecided(
     value: float, low: float | None, high: float | None, standing: str
 ) -> None:
     assert replace(at_least("one", value, 1.5, "x"), low=low, high=high).standing == standing
@@ -73,7 +73,7 @@ def test_what_its_own_noise_leaves_open_is_at_the_bar(
         assert other.standing == standing
 
 
-def test_a_row_that_is_not_judged_stands_nowhere() -> None:
+def test_a_row_that_is_not_judged_has_no_position() -> None:
     assert Bar("one", 1.0, "x", ">= 1", None, limit=1.0, low=0.5, high=1.5).standing == "not judged"
 
 
@@ -110,7 +110,7 @@ def test_commits_that_are_not_in_the_history_are_found(clone: Path) -> None:
     assert records.unknown_commits([committed, lost, ROW]) == {"0123456789ab", ""}
 
 
-def test_sources_are_the_bench_the_rooms_it_imports_and_the_engine(clone: Path) -> None:
+def test_sources_are_the_bench_its_imported_packages_and_the_engine(clone: Path) -> None:
     entry = "toy_bench.systems.toy.bars:bars"
     before = records.sources_hash(entry)
     assert len(before) == 16
