@@ -58,7 +58,7 @@ def test_no_other_score_beats_the_stated_auc() -> None:
     log = click_log(100_000, cardinalities=(50, 20), dense=1, seed=5)
     labels = log.data.train.labels
     best = _auc(log.probabilities, labels)
-    # Each single field's weights are a worse score, and so is the truth with noise on it.
+    # Scores by the weights of a single field, and the true scores with noise, are worse.
     noise = np.random.default_rng(0).normal(0, 0.1, len(labels))
     assert _auc(log.weights[0][log.data.train.ids[:, 0]], labels) < best
     assert _auc(log.probabilities + noise, labels) < best
@@ -83,7 +83,7 @@ def test_ids_follow_the_power_law(exponent: float) -> None:
     assert fitted == pytest.approx(exponent, abs=4 / math.sqrt(information * 100_000))
 
 
-def test_train_and_test_share_the_truth_but_no_draws() -> None:
+def test_train_and_test_share_the_truth_but_no_samples() -> None:
     log = click_log(5_000, test_rows=5_000, cardinalities=(100, 10), seed=7)
     alone = click_log(5_000, cardinalities=(100, 10), seed=7)
     assert np.array_equal(log.data.train.ids, alone.data.train.ids)
@@ -102,7 +102,7 @@ def test_weights_of_a_catalogue_are_low_rank_in_the_digits_of_its_ids() -> None:
     log = click_log(10, cardinalities=(300, 40), signal=2.0, digits=digits, rank=2, seed=4)
     weights = np.zeros(6 * 7 * 8)
     weights[:300] = log.weights[0]
-    # Five departments are whole; of each unfolding two singular values stand above the grid.
+    # Five departments are complete; each unfolding has two singular values well above the grid.
     cube = weights.reshape(6, 7, 8)[:5]
     for axis in range(3):
         values = np.linalg.svd(np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1))[1]

@@ -1,4 +1,4 @@
-"""Boxes against the pixels: found again from the picture alone."""
+"""Boxes recovered from the pixels alone."""
 
 from __future__ import annotations
 

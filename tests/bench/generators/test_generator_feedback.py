@@ -21,13 +21,13 @@ def test_log_intensity_has_the_stated_rank() -> None:
     assert spectrum[5] < 1e-12 * spectrum[0]
 
 
-def test_expected_meetings_per_user_are_as_asked() -> None:
+def test_expected_interactions_per_user_match_the_setting() -> None:
     feedback = implicit_feedback(50, 300, per_user=12, seed=2)
     intensity = np.exp(feedback.log_intensity(np.arange(50)))
     assert intensity.sum(axis=1) == pytest.approx(np.full(50, 12.0), rel=1e-12)
 
 
-def test_pairs_come_with_the_stated_probabilities() -> None:
+def test_pairs_occur_with_the_stated_probabilities() -> None:
     feedback = implicit_feedback(1500, 200, seed=3)
     probability = feedback.probability(np.arange(1500))
     data = feedback.data
@@ -38,7 +38,7 @@ def test_pairs_come_with_the_stated_probabilities() -> None:
     assert taken.max() == 1
     variance = probability * (1 - probability)
     assert abs(taken.sum() - feedback.expected_pairs) < 4 * variance.sum() ** 0.5
-    # In each item and each tenth of probability, not only over all.
+    # For each item and each decile of probability, not only overall.
     items = (taken - probability).sum(axis=0) / variance.sum(axis=0) ** 0.5
     assert abs(items).max() < 4.5
     order = np.argsort(probability.ravel())
@@ -71,7 +71,7 @@ def test_without_taste_only_popularity_remains() -> None:
     assert slope == pytest.approx(-1.0, abs=0.05)
 
 
-def test_the_held_out_share_is_as_asked() -> None:
+def test_the_held_out_share_matches_the_setting() -> None:
     feedback = implicit_feedback(seed=6, test_share=0.3)
     n = len(feedback.data) + len(feedback.data.test_users)
     share = len(feedback.data.test_users) / n

@@ -1,4 +1,4 @@
-"""Entropies: stated in closed form, checked by linear algebra, by counting and by the sample."""
+"""Entropies in closed form, checked by linear algebra, by counting and on samples."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_dyck_contexts_split_as_stated() -> None:
 
 
 @pytest.mark.parametrize("reverse", [True, False])
-def test_arithmetic_is_right(reverse: bool) -> None:
+def test_arithmetic_is_correct(reverse: bool) -> None:
     sample = arithmetic(2000, digits=3, reverse=reverse, seed=1)
     lines = sample.text.splitlines()
     assert len(lines) == 2000
@@ -101,7 +101,7 @@ def test_arithmetic_entropy_is_that_of_all_lines() -> None:
     counts = np.array([lines.count(line) for line in sorted(set(lines))])
     # Chi-square with 199 degrees of freedom: mean 199, standard deviation 20.
     assert ((counts - 100) ** 2 / 100).sum() == pytest.approx(199, abs=4 * 20)
-    # No line is better or worse predictable than another, so the mean is the entropy exactly.
+    # All lines are equally predictable, so the mean is exactly the entropy.
     assert -sample.log_probabilities.mean() == pytest.approx(sample.entropy_nats)
 
 

@@ -1,4 +1,4 @@
-"""Planted structure: there in the open, recoverable when hidden."""
+"""Planted structure: visible if not hidden, recoverable if hidden."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_blocks_are_full_and_exactly_as_many_as_stated(
     assert planted.blocks is not None
     full = max(1, round(density * grid[0] * grid[1]))
     assert planted.blocks.sum() == full
-    # Cut into blocks by another way than the generator's.
+    # Cut into blocks differently from the generator.
     tiles = planted.structured.reshape(grid[0], block[0], grid[1], block[1])
     nonzero = np.count_nonzero(tiles, axis=(1, 3))
     assert np.array_equal(nonzero, planted.blocks * block[0] * block[1])
@@ -50,12 +50,12 @@ def test_hidden_blocks_can_be_found_from_the_values_alone() -> None:
     assert not np.array_equal(planted.values, planted.structured)
 
 
-def test_a_band_is_where_it_is_stated() -> None:
+def test_a_band_is_at_its_stated_position() -> None:
     planted = banded(20, below=3, above=1, seed=1)
     rows, columns = np.nonzero(planted.values)
     offsets = columns - rows
     assert (offsets.min(), offsets.max()) == (-3, 1)
-    # Full inside: each diagonal of offset o has 20 - |o| entries.
+    # Dense inside: each diagonal of offset o has 20 - |o| entries.
     assert len(rows) == 20 + 19 + 19 + 18 + 17
     assert np.array_equal(planted.values, planted.structured)
 

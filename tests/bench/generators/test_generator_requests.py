@@ -39,7 +39,7 @@ def test_bursts_have_the_stated_rate_and_dispersion(window_s: float) -> None:
 
 
 def test_dispersion_is_that_of_an_independent_simulation() -> None:
-    """The two states on a fine time grid, counts by Poisson: no event-by-event code shared."""
+    """Simulate the two states on a fine time grid with Poisson counts, not event by event."""
     generator = np.random.default_rng(0)
     step, steps, copies = 0.02, 100, 20_000
     state = generator.random(copies) < BURSTY.burst_share
@@ -70,7 +70,7 @@ def test_tenants_are_merged_in_order_and_do_not_disturb_each_other() -> None:
     assert len(both.sizes) == len(both.tenants) == len(both)
 
 
-def test_sizes_are_log_normal_whole_numbers() -> None:
+def test_sizes_are_log_normal_integers() -> None:
     tenant = Tenant("t", 100, size_median=200, size_sigma=0.5)
     sizes = request_trace([tenant], 200, seed=4).sizes
     assert sizes.min() >= 1

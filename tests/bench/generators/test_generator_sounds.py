@@ -1,4 +1,4 @@
-"""Tones have the frequency and the noise they are labelled with; words come out of espeak-ng."""
+"""Tones have the labelled frequency and noise; words come from espeak-ng."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_spectrum_peaks_at_the_stated_frequency() -> None:
     padded = 16 * length
     spectrum = abs(np.fft.rfft(clips.samples * np.hanning(length), padded, axis=1))
     peak_hz = spectrum.argmax(axis=1) * clips.rate_hz / padded
-    # Resolution of a clip of 0.25 s is 4 Hz; the peak of a clean tone is found far inside it.
+    # The resolution of a clip of 0.25 s is 4 Hz; the peak of a clean tone is much more precise.
     assert abs(peak_hz - clips.frequencies_hz).max() < 1.0
 
 
@@ -36,7 +36,7 @@ def test_the_noise_is_as_loud_as_stated(snr_db: float) -> None:
     clips = tones(50, snr_db=snr_db, seconds=1.0, seed=3)
     time_s = np.arange(clips.samples.shape[1]) / clips.rate_hz
     for samples, hertz in zip(clips.samples, clips.frequencies_hz, strict=True):
-        # Project on sine and cosine of the stated frequency; what is left is noise.
+        # Project on sine and cosine of the stated frequency; the residual is noise.
         basis = np.stack([np.sin(2 * np.pi * hertz * time_s), np.cos(2 * np.pi * hertz * time_s)])
         fit = np.linalg.lstsq(basis.T, samples, rcond=None)[0] @ basis
         ratio = 10 * np.log10(np.mean(fit**2) / np.mean((samples - fit) ** 2))
@@ -63,16 +63,14 @@ def test_words_need_espeak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("word", ["--stdout", "-f/etc/passwd", "yes; no", "", "a\nb"])
-def test_a_word_cannot_pose_as_an_option(word: str) -> None:
+def test_a_word_cannot_be_passed_as_an_option(word: str) -> None:
     with pytest.raises(InvalidArgumentError, match="words"):
         keywords([word])
     with pytest.raises(InvalidArgumentError, match="voices"):
         keywords(["yes"], voices=[word])
 
 
-def test_a_synthesiser_that_fails_is_quoted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failing_synthesiser_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "espeak-ng"
     for script in ("echo no such voice >&2; exit 1", "exit 0", 'echo x > "$8"'):
         program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
