@@ -1,4 +1,4 @@
-"""The bench of accumulation sums up the rows it is given; what they say is the full run's."""
+"""The accumulation bench summarises its rows; verdicts depend on the recorded full run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(
     monkeypatch: pytest.MonkeyPatch, predictions: dict[str, float], options: BenchOptions
 ) -> dict[str, Bar]:
-    """All rows, of steps of 100 ms; `told` by rate, or 100."""
+    """Run all rows with steps of 100 ms; `predictions` by rate, 100 by default."""
 
     def cell_row(bar: str, graph: Any, name: str, megabits: int, ranks: int, *rest: Any) -> Bar:
         if ranks == 4:
@@ -44,7 +44,7 @@ def run(
     return {bar.bar: bar for bar in accumulation.bars(options)}
 
 
-def test_all_cells_are_summed_up_and_those_not_judged_are_not(
+def test_judged_cells_are_summarised_and_others_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = run(monkeypatch, {"accumulation:4": 90.0}, BenchOptions(full=True))
@@ -56,7 +56,7 @@ def test_all_cells_are_summed_up_and_those_not_judged_are_not(
     assert re.search(r"\b10\.0 %.*\b24\b.*\b24\b.*\b12 %", whole.detail)
 
 
-def test_one_cell_too_far_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_inaccurate_cell_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(monkeypatch, {"accumulation:2": 88.0 + 1e-6}, BenchOptions(full=True))[_ALL]
     assert whole.holds is True
     whole = run(monkeypatch, {"accumulation:2": 87.0}, BenchOptions(full=True))[_ALL]
@@ -64,7 +64,7 @@ def test_one_cell_too_far_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "18 of 24 cells" in whole.detail
 
 
-def test_a_row_by_itself_is_judged_beside_the_recorded_ones(
+def test_a_single_row_is_judged_with_the_recorded_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded = run(monkeypatch, {}, BenchOptions(full=True))

@@ -1,4 +1,4 @@
-"""Rows of ``bench accuracy``: what is said of cells whose measurements are given."""
+"""Rows of ``bench accuracy`` from given measurements of cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cell(model: str, technique: str, predicted: float, measured: float, half: fl
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Rows of a bench whose families are those of the cells given."""
+    """Run the bench with the families of `cells`."""
 
     def run(*cells: Cell, **options: object) -> dict[str, Bar]:
         grid: dict[str, tuple[str, ...]] = {}
@@ -68,7 +68,7 @@ def test_errors_are_judged_over_all_cells(rows: object) -> None:
     assert found["rank correlation, worst family"].value == 1
 
 
-def test_a_missed_slow_down_and_a_wrong_order_are_seen(rows: object) -> None:
+def test_a_missed_slow_down_and_a_wrong_order_are_detected(rows: object) -> None:
     found = rows(*GOOD, cell("net", "slow", 1.3, 0.8))  # type: ignore[operator]
     slow = found["slow-downs beyond 3 % not predicted as one"]
     assert slow.value == 1
@@ -86,13 +86,13 @@ def test_following_a_wrong_first_choice_costs(rows: object) -> None:
     assert row.value == 0
 
 
-def test_few_judged_cells_judge_nothing(rows: object) -> None:
+def test_too_few_judged_cells_give_no_verdict(rows: object) -> None:
     wide = [Cell("net", f"w{i}", 1.0, 0.9, 1.1, note="too wide") for i in range(9)]
     found = rows(*GOOD[:5], *wide)  # type: ignore[operator]
     assert found["error of predicted speed-up"].holds is None
 
 
-def test_what_does_not_apply_does_not_count_against_it(rows: object) -> None:
+def test_inapplicable_techniques_do_not_count(rows: object) -> None:
     nan = math.nan
     refused = [
         Cell("net", f"r{i}", nan, nan, nan, note="does not apply: it is too small", applies=False)
@@ -103,7 +103,7 @@ def test_what_does_not_apply_does_not_count_against_it(rows: object) -> None:
     assert found["net r0"].holds is None
 
 
-def test_a_killed_run_goes_on_with_what_is_left(rows: object) -> None:
+def test_a_killed_run_resumes_with_the_remaining_cells(rows: object) -> None:
     done = {entry.name: entry.to_row() for entry in GOOD[:4]}
     found = rows(*GOOD, full=True, done=done)  # type: ignore[operator]
     assert "net t0" not in found
@@ -111,7 +111,7 @@ def test_a_killed_run_goes_on_with_what_is_left(rows: object) -> None:
     assert found["error of predicted speed-up, median"].n == 6
 
 
-def test_one_family_measured_again_is_judged_beside_the_recorded_ones(rows: object) -> None:
+def test_one_remeasured_family_is_judged_with_the_recorded_ones(rows: object) -> None:
     other = [cell("mlp", f"t{i}", 1.0, 1.2) for i in range(6)]
     recorded = {entry.name: entry.to_row() for entry in (*GOOD, *other)}
     found = rows(*GOOD, *other, full=True, only="mlp", recorded=recorded)  # type: ignore[operator]
@@ -120,7 +120,7 @@ def test_one_family_measured_again_is_judged_beside_the_recorded_ones(rows: obje
     assert found["error of predicted speed-up, median"].n == 12
 
 
-def test_pairs_are_judged_apart(rows: object) -> None:
+def test_pairs_are_judged_separately(rows: object) -> None:
     pairs = [cell("net", f"a+b{i}", 1.0, 1.1) for i in range(5)]
     found = rows(*GOOD, *pairs)  # type: ignore[operator]
     assert found["error of predicted speed-up, maximum"].holds
@@ -128,7 +128,7 @@ def test_pairs_are_judged_apart(rows: object) -> None:
     assert found["error of predicted pairs, median"].value == pytest.approx(100 * 0.1 / 1.1)
 
 
-def test_cells_are_named_as_predictions_are() -> None:
+def test_cells_have_the_names_of_predictions() -> None:
     grid = bench_accuracy._grid(True)
     assert "compile:default" in grid["perceptron"]
     assert "batch_size:x2+checkpointing" in grid["perceptron"]

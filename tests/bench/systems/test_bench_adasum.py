@@ -1,4 +1,4 @@
-"""Simulated workers: the rule's reference, and what has to be the same whatever is simulated."""
+"""Simulated workers: the reference of the rule, and results that all simulations share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.techniques.distributed.adasum.rule import adasum_of
 from slipstream_bench.systems.adasum import study as study_of
 from slipstream_bench.systems.adasum import tasks_other
+from slipstream_bench.systems.adasum.reference import adasum_of
 from slipstream_bench.systems.adasum.study import Samples, Study, combined
 
 
@@ -29,7 +29,7 @@ def study() -> Study:
     )  # fmt: skip
 
 
-def test_updates_are_combined_layer_by_layer_as_the_reference_has_it() -> None:
+def test_updates_are_combined_by_layer_as_in_the_reference() -> None:
     generator = torch.Generator().manual_seed(1)
     updates = {
         name: torch.randn(5, *shape, generator=generator) + 0.5
@@ -40,7 +40,7 @@ def test_updates_are_combined_layer_by_layer_as_the_reference_has_it() -> None:
         torch.testing.assert_close(found, adasum_of(list(updates[name])), rtol=1e-5, atol=1e-6)
 
 
-def test_one_worker_ends_where_averaging_does_and_many_as_one_with_their_batch(
+def test_one_worker_equals_averaging_and_many_equal_one_with_their_batch(
     study: Study,
 ) -> None:
     alone = replace(study, workers=1, batch=16)
@@ -51,7 +51,7 @@ def test_one_worker_ends_where_averaging_does_and_many_as_one_with_their_batch(
     assert study.reached("average", 0.1, 0) == expected
 
 
-def test_a_rate_falls_in_a_straight_line(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_decreases_linearly(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[torch.Tensor] = []
 
     def right(model: nn.Module, weight: dict[str, torch.Tensor], of: Samples) -> float:
@@ -68,11 +68,11 @@ def test_a_rate_falls_in_a_straight_line(study: Study, monkeypatch: pytest.Monke
     torch.testing.assert_close(falls, (first + stays) / 2)
 
 
-def test_a_run_that_diverges_ends_at_a_guess(study: Study) -> None:
+def test_a_diverging_run_ends_at_chance_level(study: Study) -> None:
     assert study.reached("average", 1e30, 0).held < 70.0
 
 
-def test_settings_are_chosen_by_other_samples_than_are_reported(study: Study) -> None:
+def test_settings_are_chosen_on_other_samples_than_reported(study: Study) -> None:
     swapped = replace(study, choice=study.held, held=study.choice)
     found, other = (variant.reached("adasum_hook", 0.1, 0) for variant in (study, swapped))
     assert (found.chosen, found.held) == (other.held, other.chosen)
@@ -83,13 +83,13 @@ def test_places_of_a_training_that_averages_are_profiled(study: Study) -> None:
     for products, loss in (first, last):
         assert products.shape == (4, 4, 4)
         assert loss > 0.0
-    # It learned; and the same step of the same training shows the same.
+    # It learned; the same step of the same training gives the same profile.
     assert last[1] < first[1]
     again = study.profiles(0.1, 0, (0.0,))[0]
     assert (again[0] == first[0]).all()
 
 
-def test_other_data_is_made_into_numbers() -> None:
+def test_other_data_is_encoded_as_numbers() -> None:
     words = tasks_other._words(["Alpha beta, ALPHA!", "", "of it"])
     assert words.shape[0] == 3
     assert sorted(words[0][words[0] > 0]) == pytest.approx(np.log1p([1.0, 2.0]))

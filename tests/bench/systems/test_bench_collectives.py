@@ -6,8 +6,8 @@ from slipstream.graph import StepPhase
 from slipstream_bench.systems.collectives import bars as bench
 
 
-def test_the_step_alone_takes_what_its_layers_sleep() -> None:
-    """What a layer computes is part of its time; only one that computes for longer takes longer."""
+def test_the_step_takes_the_sleep_times_of_its_layers() -> None:
+    """Computing counts as a layer's time, and lengthens it only if longer than its sleep."""
     tasks = bench._graph().tasks
     takes_ns = tasks.duration_ns + tasks.gap_ns
     model = bench._MODEL

@@ -1,4 +1,4 @@
-"""The bench of compression judges what it was given: known steps, known predictions."""
+"""The compression bench judges known steps against known predictions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _rows(cells: list[Bar]) -> dict[str, Bar]:
     return {bar.bar: bar for bar in bench._summary(cells)}
 
 
-def test_rows_over_all_cells_hold_where_every_cell_does() -> None:
+def test_summary_rows_hold_if_every_cell_holds() -> None:
     rows = _rows([good()] * 20)
     predicted = rows["predicted step, median error"]
     assert predicted.value == pytest.approx(1.0)
@@ -63,7 +63,7 @@ def test_rows_over_all_cells_hold_where_every_cell_does() -> None:
     assert wire.value == pytest.approx(0.4, abs=1e-6)
 
 
-def test_one_cell_far_off_or_too_few_are_told() -> None:
+def test_an_inaccurate_cell_or_too_few_cells_are_reported() -> None:
     rows = _rows([good(), good(cast_told_ms=500.0)])
     predicted = rows["predicted step, median error"]
     assert predicted.holds is False
@@ -79,7 +79,7 @@ def _given(
     steps: dict[str, list[float]],
     expected_ms: dict[str, list[float]],
 ) -> None:
-    """Runs and predictions, one after the other, in place of real ones."""
+    """Replace steps and predictions by these values, run by run."""
     runs = iter(range(99))
 
     def measured(*_: Any, **__: Any) -> Any:
@@ -108,7 +108,7 @@ def test_a_row_of_cells_is_read_back_as_it_was_written(monkeypatch: pytest.Monke
     assert _rows([row])["predicted step, median error"].value == pytest.approx(4.0)
 
 
-def test_ranks_without_cores_of_their_own_are_not_judged(
+def test_ranks_without_separate_cores_are_not_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = {how: [1.0] for how in (*bench.METHODS, "auto", bench.MEETING)}
@@ -119,7 +119,7 @@ def test_ranks_without_cores_of_their_own_are_not_judged(
         bench.cell_row("steps", None, "computing", 60, 2, 1)  # type: ignore[arg-type]
 
 
-def test_ranks_that_compute_are_predicted_at_the_pace_of_ranks_that_meet(
+def test_ranks_that_compute_are_predicted_at_the_pace_of_concurrent_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = {how: [1.0] for how in (*bench.METHODS, "auto", bench.MEETING)}
@@ -132,7 +132,7 @@ def test_ranks_that_compute_are_predicted_at_the_pace_of_ranks_that_meet(
     assert " 1.25 x " in row.detail
 
 
-def test_links_without_bytes_leave_a_message_its_start() -> None:
+def test_links_without_bandwidth_cost_still_have_latency() -> None:
     cluster = Cluster.load("workers=2,link=10mbit,latency=0us")
     link = bench._without_bytes(replace(cluster, alpha_ns=Quantity(3e5)))
     for size in (8, 1 << 24):
@@ -159,20 +159,20 @@ def test_a_crossover_lies_where_the_ratio_passes_one(monkeypatch: pytest.MonkeyP
     assert row.holds is False, "it never crosses"
 
 
-def test_what_layers_sleep_is_part_of_their_recorded_step() -> None:
+def test_sleep_of_layers_is_part_of_their_recorded_step() -> None:
     model = bench.Model(3, 16, 0.004, 0.006, 4, 1.0)
     graph = bench.graph_of(model)
     assert replay(graph).step_ns >= 3 * (4e6 + 6e6)
 
 
-def test_a_layer_takes_its_time_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_measures_its_time_from_the_previous_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
     slept: list[float] = []
     monkeypatch.setattr(bench_models.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(bench_models.time, "sleep", slept.append)
     clock = bench_models.Clock()
     clock.begin()
-    now[0] = 10.25  # what it computed, or woke up late
+    now[0] = 10.25  # its computation, or a late wake-up
     clock.wait(1.0)
     now[0] = 11.5
     clock.wait(1.0)

@@ -1,4 +1,4 @@
-"""Error feedback sends and keeps what was published; each way is judged at a pace of its own."""
+"""Error feedback sends and retains the published values; each method is judged at its own rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = 200
 
 
 def _sent(team: SimulatedWorkers, gradients: np.ndarray) -> np.ndarray:
-    """The mean that arrives when each worker has a row of them, float32 [workers, numbers]."""
+    """Return the mean of the workers' rows after the exchange, float32 [workers, numbers]."""
     (parameter,) = team.parameters.values()
     for gradient in gradients:
         parameter.grad = torch.from_numpy(gradient).view_as(parameter).clone()
@@ -32,7 +32,7 @@ def _sent(team: SimulatedWorkers, gradients: np.ndarray) -> np.ndarray:
 
 
 def _drawn(steps: int, workers: int) -> np.ndarray:
-    """Gradients whose numbers differ in size by orders of magnitude."""
+    """Return gradients whose values differ by orders of magnitude."""
     drawn = np.random.default_rng(0)
     sizes = 10.0 ** drawn.uniform(-3, 0, _NUMBERS)
     return (sizes * drawn.standard_normal((steps, workers, _NUMBERS))).astype(np.float32)
@@ -50,8 +50,8 @@ def test_signs_are_those_of_the_first_algorithm_of_karimireddy_et_al() -> None:
         assert np.allclose(_sent(team, step), sent.mean(0), rtol=1e-4, atol=1e-6)
 
 
-def test_random_numbers_arrive_whole_and_unscaled() -> None:
-    """What is sent of a number is all that was kept of it: nothing is divided by the share."""
+def test_random_entries_arrive_complete_and_unscaled() -> None:
+    """A sent entry is all that was accumulated for it; it is not divided by the sampled share."""
     gradients = _drawn(60, 3)
     settings = RandomK(ratio=0.1, block=4)
     team = SimulatedWorkers(nn.Linear(_NUMBERS, 1, bias=False), settings, 3)
@@ -69,7 +69,7 @@ def test_random_numbers_arrive_whole_and_unscaled() -> None:
 
 
 def _distance(rate: float, settings: Compressor | None) -> float:
-    """|v x| after 100 steps down (v x)^2 / 2 from 1, v of length 1 and no small numbers."""
+    """Return |v x| after 100 steps on (v x)^2 / 2 from 1; v has length 1 and no small entries."""
     drawn = torch.Generator().manual_seed(0)
     direction = torch.randn(400, generator=drawn).sign() + torch.randn(400, generator=drawn) / 4
     direction /= direction.norm()
@@ -89,15 +89,15 @@ def _distance(rate: float, settings: Compressor | None) -> float:
 
 @dataclass(frozen=True)
 class _Cycle(RandomK):
-    """As it would be if every number had its turn once in a cycle."""
+    """Return the residual if every entry is sent once per cycle."""
 
     def _drawn(self, layout: Layout, step: int) -> torch.Tensor:
         period = round(1 / self.ratio)
         return torch.arange(step % period, layout.numel, period)
 
 
-def test_independent_draws_bear_a_rate_that_a_cycle_does_not() -> None:
-    """Old gradients weighed as momentum does bear more than even exact ones, whose limit is 2."""
+def test_independent_draws_allow_a_rate_that_a_cycle_does_not() -> None:
+    """Old gradients, weighted like momentum, allow a higher rate than exact ones (limit 2)."""
     draws, cycle = RandomK(ratio=0.1, block=1), _Cycle(ratio=0.1, block=1)
     assert _distance(0.3, cycle) < 0.1
     assert _distance(0.3, draws) < 0.1
@@ -107,7 +107,7 @@ def test_independent_draws_bear_a_rate_that_a_cycle_does_not() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.3, 0.7, 1.0])
-def test_one_run_is_drawn_of_each_stretch_and_all_in_it_are_as_likely(ratio: float) -> None:
+def test_one_run_is_drawn_of_each_segment_with_equal_probability(ratio: float) -> None:
     settings, layout = RandomK(ratio=ratio, block=4), Layout.of({"a": (399,)})
     times, steps = np.zeros(399), 2000
     for step in range(steps):
@@ -116,7 +116,7 @@ def test_one_run_is_drawn_of_each_stretch_and_all_in_it_are_as_likely(ratio: flo
         assert len(set(found // 4)) == np.ceil(ratio * 100), "whole runs, as many as are told"
         times[found] += 1
     share = np.ceil(ratio * 100) / 100
-    # Stretches differ by a run where they do not come out even; draws deviate by chance.
+    # Segments differ by one run if they do not divide evenly; draws vary by chance.
     width = np.array([np.floor(1 / share), np.ceil(1 / share)])
     chance = 5 * np.sqrt(share * (1 - share) / steps)
     assert times.min() / steps >= 1 / width.max() - chance
@@ -125,7 +125,7 @@ def test_one_run_is_drawn_of_each_stretch_and_all_in_it_are_as_likely(ratio: flo
 
 @dataclass(frozen=True)
 class Known(Task):
-    """Scores by table: none is best with momentum, signs are best without."""
+    """Scores by table: no compression is best with momentum, signs without."""
 
     def reached(
         self, how: str, runs: Sequence[Run], steps: int, examples: convergence.Examples
@@ -151,7 +151,7 @@ def _known() -> Known:
     )  # fmt: skip
 
 
-def test_each_is_judged_at_the_pace_that_its_own_validation_chose() -> None:
+def test_each_method_is_judged_at_the_rate_chosen_by_its_validation() -> None:
     tuned = _known().tuned("sign", 300)
     assert list(tuned) == [Pace(0.1), Pace(0.01, 0.9)]
     row = convergence.judged("trained", _known(), BenchOptions(full=True))
@@ -168,8 +168,8 @@ def test_a_quick_run_gives_no_verdict() -> None:
     assert convergence.judged("trained", _known(), BenchOptions()).holds is None
 
 
-def test_trainings_computed_together_are_those_of_a_plain_loop() -> None:
-    """Rates fall linearly to zero; what is clipped is the mean gradient that arrived."""
+def test_trainings_computed_together_equal_a_plain_loop() -> None:
+    """Rates decrease linearly to zero; clipping applies to the mean gradient after the exchange."""
     images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(64) % 10
 

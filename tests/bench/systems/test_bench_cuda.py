@@ -1,4 +1,4 @@
-"""Rows of steps on a CUDA device: without one they say so."""
+"""Rows of steps on a CUDA device, which report a missing device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream_bench.systems import cuda
 from slipstream_bench.systems.fusion import on_cuda
 
 
-def test_without_a_device_the_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_report_a_missing_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for bars, full in ((cuda.bars, len(cuda_models.FAMILIES)), (on_cuda.bars, 6)):
         for options, count in ((BenchOptions(), 2), (BenchOptions(full=True), full)):
@@ -22,7 +22,7 @@ def test_without_a_device_the_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_optimizer_has_the_parameters_that_moved() -> None:
+def test_the_optimizer_has_the_moved_parameters() -> None:
     for make in cuda_models.FAMILIES:
         model, _, _, optimizer = make(8)
         of_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}

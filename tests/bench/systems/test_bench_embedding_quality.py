@@ -1,4 +1,4 @@
-"""Ways are compared at the same bytes, with the dense table and its codes beside them."""
+"""Embedding methods at equal size, with the dense table and its codes as references."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def test_auc_is_the_usual_one() -> None:
+def test_auc_matches_its_definition() -> None:
     draw = np.random.default_rng(0)
     for _ in range(20):
         labels = draw.integers(0, 2, 50)
@@ -74,7 +74,7 @@ def test_recall_counts_what_was_held_out() -> None:
     log = implicit_feedback(40, 60, per_user=10, seed=1)
     task = Feedback(log.data, "small", dim=8)
     model = task.model()
-    # A model that knows the held-out pairs finds all of them, as long as a user has at most 20.
+    # A model that knows the held-out pairs finds all of them if a user has at most 20.
     truth = torch.zeros(40, 60)
     truth[log.data.test_users, log.data.test_items] = 1
     u, s, v = torch.linalg.svd(truth, full_matrices=False)
@@ -86,7 +86,7 @@ def test_recall_counts_what_was_held_out() -> None:
     assert task.score(model) < 0.8
 
 
-def test_users_and_items_are_numbered_anew() -> None:
+def test_users_and_items_are_renumbered() -> None:
     log = implicit_feedback(40, 60, per_user=10, seed=1).data
     few = first_users(log, 10)
     assert few.user_count == 10
@@ -97,13 +97,13 @@ def test_users_and_items_are_numbered_anew() -> None:
     assert len(parts.users) + len(parts.test_users) == len(log.users)
 
 
-def test_the_most_taken_items_are_a_yardstick() -> None:
+def test_the_most_popular_items_are_a_baseline() -> None:
     log = implicit_feedback(40, 60, per_user=10, seed=1)
     data = dataclasses.replace(
         log.data, users=np.arange(40), items=np.zeros(40, int), test_users=np.arange(40),
         test_items=np.full(40, 30),
     )  # fmt: skip
-    # Nobody is offered item 0 again; of the others, all alike, the first twenty are taken.
+    # Item 0 is not offered again; of the others, which are equal, the first twenty are chosen.
     assert Feedback(data, "small").yardstick().endswith("0.0000")
     popular = dataclasses.replace(data, users=np.arange(39), items=np.full(39, 30))
     popular = dataclasses.replace(popular, test_users=np.array([39]), test_items=np.array([30]))
@@ -136,7 +136,7 @@ class Knob(nn.Module):
 
 @dataclass
 class Known:
-    """Held-out data likes thrice the rate best, the test a third of it; epochs add one each."""
+    """Held-out data prefers three times the rate, test data a third; epochs add one each."""
 
     name = "known"
     metric = "points"
@@ -169,7 +169,7 @@ class Known:
         return Known(3.0)
 
 
-def test_each_way_gets_the_rate_that_is_best_on_held_out_data() -> None:
+def test_each_method_gets_the_best_rate_on_held_out_data() -> None:
     found = list(compare(Known(), [4], ["hash", "lowdim"], seeds=2, least_rows=100))
     for result in found:
         assert result.rate == pytest.approx(0.3)
@@ -210,7 +210,7 @@ def test_a_comparison_has_every_baseline() -> None:
     assert set(by_name) == {DENSE, "int8", "int4", CONVERTED, "lowdim", "hash"}
     assert by_name["int8"].ratio == pytest.approx(64 / 18, rel=0.01)
     assert by_name["int4"].ratio == pytest.approx(64 / 10, rel=0.01)
-    assert all(scored.ratio >= 4 for scored in found if scored.asked == 4)
+    assert all(scored.ratio >= 4 for scored in found if scored.requested == 4)
     assert by_name["int8"].mean == pytest.approx(by_name[DENSE].mean, abs=0.01)
     assert by_name["lowdim"].mean > by_name["hash"].mean
     order = ranked(found, 4)
@@ -220,7 +220,7 @@ def test_a_comparison_has_every_baseline() -> None:
     )
 
 
-def test_clicks_are_learnt_and_never_better_than_the_truth() -> None:
+def test_clicks_are_learned_and_never_better_than_the_truth() -> None:
     log = click_log(
         20_000, test_rows=5_000, cardinalities=(3000, 500, 20), dense=2, signal=0.8, seed=0
     )
@@ -232,7 +232,7 @@ def test_clicks_are_learnt_and_never_better_than_the_truth() -> None:
     assert 0.65 < dense.mean < best + 0.005
 
 
-def test_a_plan_is_held_against_the_noise_of_seeds() -> None:
+def test_a_plan_is_compared_with_the_variation_of_seeds() -> None:
     def rows(plan: float, seeds: int) -> Bar:
         log = implicit_feedback(40, 60, per_user=10, seed=1)
         task = Feedback(log.data, "made up", dim=8)

@@ -1,4 +1,4 @@
-"""The graph's bench: its random graphs, its judgements, and the peer that may not be there."""
+"""The graph bench: its random graphs, its verdicts, and an optional peer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from slipstream_bench.systems.graph.exact import random_graph, same_graph
         exact.acyclic_or_named_cycle,
     ],
 )
-def test_exact_properties_hold_of_random_graphs(holds: Any) -> None:
+def test_exact_properties_hold_for_random_graphs(holds: Any) -> None:
     assert all(holds(np.random.default_rng(seed)) for seed in range(1000, 1015))
 
 
-def test_random_graphs_have_something_everywhere() -> None:
+def test_random_graphs_cover_every_column() -> None:
     graphs = [random_graph(np.random.default_rng(seed)) for seed in range(30)]
     for part in dataclasses.fields(Graph):
         if part.name != "shrunk":
@@ -61,7 +61,7 @@ def test_one_changed_value_makes_graphs_differ(part: str) -> None:
     assert not same_graph(graph, dataclasses.replace(graph, samples=graph.samples + 1))
 
 
-def test_a_property_that_fails_is_a_row_that_does_not_hold(
+def test_a_failing_property_gives_a_failed_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exact, "_QUICK", 4)
@@ -83,7 +83,7 @@ def _no_peer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(peer.subprocess, "run", refused)
 
 
-def test_without_the_peer_its_rows_are_not_judged(
+def test_rows_of_a_missing_peer_are_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _no_peer(monkeypatch, tmp_path)
@@ -92,11 +92,11 @@ def test_without_the_peer_its_rows_are_not_judged(
     found = list(bench_graph._peer_rows(BenchOptions()))
     assert [(row.holds, row.value) for row in found] == [(None, None)] * 2
     assert all("traceinsight 0.6.1 cannot be installed" in row.detail for row in found)
-    # What was begun is gone, so that the next run tries again.
+    # The incomplete build is removed, so that the next run tries again.
     assert not list(tmp_path.glob("peers/*"))
 
 
-def test_without_recorded_traces_their_rows_are_not_judged(
+def test_rows_of_missing_traces_are_not_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SLIPSTREAM_DATA", raising=False)
@@ -106,7 +106,7 @@ def test_without_recorded_traces_their_rows_are_not_judged(
         assert all(row.holds is None and "gpu_traces" in row.detail for row in found)
 
 
-def test_halved_kernels_are_compared_with_what_was_recorded(shared_data: Path) -> None:
+def test_halved_kernels_are_compared_with_the_recording(shared_data: Path) -> None:
     golden = bench_graph._GOLDENS[1]
     graph = read_trace(shared_data / "gpu_traces" / f"{golden.trace}.json.gz").graph(golden.step)
     assert bench_graph._halved("row", golden, graph).holds is True
@@ -129,7 +129,7 @@ def _residual(*repeats: dict[str, Any]) -> Bar:
     return capture._residual("row", list(repeats))
 
 
-def test_a_residual_is_judged_where_plain_steps_agree() -> None:
+def test_a_residual_is_judged_if_plain_steps_agree() -> None:
     calm = [_repeat(102.0, (100.0, 101.0)), _repeat(99.0, (100.0, 102.0))]
     row = _residual(*calm, _repeat(98.0, (100.0, 100.0)))
     assert row.holds is True
@@ -137,7 +137,7 @@ def test_a_residual_is_judged_where_plain_steps_agree() -> None:
     assert _residual(*[_repeat(105.0, (100.0, 100.0))] * 3).holds is False
 
 
-def test_a_residual_beside_plain_steps_that_differ_is_not_judged() -> None:
+def test_a_residual_is_not_judged_if_plain_steps_differ() -> None:
     calm = _repeat(102.0, (100.0, 101.0))
     row = _residual(calm, calm, _repeat(102.0, (100.0, 110.0)))
     assert row.holds is None
@@ -153,7 +153,7 @@ def test_load_may_change_a_prediction_by_five_percent() -> None:
     assert "+90 %" in row(104.0).detail
 
 
-def test_a_capture_is_timed_in_a_child() -> None:
+def test_a_capture_is_timed_in_a_child_process() -> None:
     options = BenchOptions(full=False)
     found = capture._in_child(options, capture._workload("perceptron"), "build_times", steps=3)
     assert found["events"] > 0

@@ -1,4 +1,4 @@
-"""Whole networks beside other runtimes: the same is computed, or nothing is judged."""
+"""Whole networks compared with other runtimes, which are judged only if outputs agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Bar]]:
     return lambda: {row.bar.rpartition("times ")[2]: row for row in whole.bars(BenchOptions())}
 
 
-def test_a_peer_computes_the_same_and_one_that_is_missing_is_named(
+def test_a_peer_with_equal_outputs_is_judged_and_a_missing_one_is_named(
     rows: Callable[[], dict[str, Bar]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
@@ -39,7 +39,7 @@ def test_a_peer_computes_the_same_and_one_that_is_missing_is_named(
         assert "pip install openvino" in measured[peer].detail
 
 
-def test_a_peer_with_another_answer_is_not_judged(
+def test_a_peer_with_other_outputs_is_not_judged(
     rows: Callable[[], dict[str, Bar]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = peers.onnxruntime_network
@@ -57,7 +57,7 @@ def test_a_peer_with_another_answer_is_not_judged(
     assert "something else" in row.detail
 
 
-def test_norms_that_know_their_inputs_let_images_through() -> None:
+def test_calibrated_norms_preserve_images() -> None:
     torch.manual_seed(0)
     model = whole._alive(whole.mobilenet_v2(), 32)
     first, other = model(torch.rand(2, 3, 32, 32)).detach()

@@ -1,4 +1,4 @@
-"""The bench of scripts: what fails counts, and is named."""
+"""The scripts bench: failures count, and are named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_first_choice_of_advise_must_be_measured_in_time() -> None:
         assert rows(passage)[bar].holds is holds
 
 
-def test_a_closure_must_not_change_predictions_nor_what_applies() -> None:
+def test_a_closure_must_not_change_predictions_or_applicability() -> None:
     plain = Passage("bare_loop", predicted={"a": 1.00, "b": 2.0})
     (bar,) = (bar for bar in rows(plain, Passage("plain_closure")) if "plain_closure" in bar)
     for predicted, holds in (

@@ -1,4 +1,4 @@
-"""What the bench makes of what it measures."""
+"""Verdicts of the sparse bench."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream_bench.systems.sparse.samples import prepared, sample, skewed_row
 
 @dataclass
 class Products:
-    """What the top k of GraphBLAS is made of, without GraphBLAS."""
+    """Fake of the GraphBLAS operations that the top k uses."""
 
     matrix: sp.csr_matrix
 
@@ -43,15 +43,15 @@ class Products:
 
 
 @pytest.mark.parametrize("density", [0.05, 0.9])
-def test_the_peer_is_given_a_right_top_k(density: float) -> None:
+def test_the_peer_computes_the_correct_top_k(density: float) -> None:
     matrix = sp.random(30, 200, density=density, random_state=5, format="csr")
     for row, found in zip(matrix.toarray(), _largest(Products(matrix), 8), strict=True):
         expected = np.argsort(-row)[: min(8, np.count_nonzero(row))]
         assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("queries", [20, 200])  # of few, all sums stay in the cache
-def test_a_law_is_found_again_in_times_that_follow_it(queries: int) -> None:
+@pytest.mark.parametrize("queries", [20, 200])  # few, so that all sums stay in the cache
+def test_a_power_law_is_recovered_from_times_that_follow_it(queries: int) -> None:
     runs = [
         prepared(sample(rows, queries), rows, "cosine")
         for rows in (
@@ -67,7 +67,7 @@ def test_a_law_is_found_again_in_times_that_follow_it(queries: int) -> None:
     assert np.allclose(predicted, measured, rtol=1e-6)
 
 
-def test_costs_count_what_a_search_does() -> None:
+def test_costs_count_the_work_of_a_search() -> None:
     if kernels.native() is None:
         pytest.skip("the compiled library is not here")
     rows = skewed_rows(2_000, 500, 1.0, seed=1)
@@ -76,7 +76,7 @@ def test_costs_count_what_a_search_does() -> None:
     index = run.index
     assert index is not None
     of_head = index.head_of[run.left.indices] >= 0
-    # Every multiply-add is listed, or in a dense column, where it is one of all rows.
+    # Every multiply-add is listed, or in a dense column, which all rows have.
     in_dense = run.right.frequency[run.left.indices[of_head]].sum()
     assert listed + in_dense == run.work().sum()
     assert swept == 2_000 * of_head.sum()

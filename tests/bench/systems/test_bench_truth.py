@@ -1,4 +1,4 @@
-"""The bench of truth: its models train, its cells are judged however widely they were measured."""
+"""The truth bench: its models train, and its cells are judged with their measurement error."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_a_family_takes_a_step(make: Callable[[int], truth_models._TRAINED]) -> 
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-def test_no_family_is_one_of_the_other_benches() -> None:
+def test_families_differ_from_those_of_other_benches() -> None:
     others = {make.__name__ for make in models.FAMILIES}
     assert not others & {make.__name__ for make in truth_models.FAMILIES}
     assert len(truth_models.FAMILIES) >= 12
     assert len(truth_models.HELD_OUT) >= len(truth_models.FAMILIES) / 3
 
 
-def test_what_was_not_measured_counts_as_not_told() -> None:
+def test_unmeasured_cells_count_as_unpredicted() -> None:
     good = Cell("a idle", "amp:bf16", 1.02, 0.9, 1.1, 1.0, 0.99, 1.01, memory_error=0.01)
     rows = {row.bar: row for row in truth._judged("idle", [good, Cell("a idle", "x", 1, 1, 1)])}
     assert rows["idle: cells told to 12 %"].value == 50
@@ -40,13 +40,13 @@ def test_what_was_not_measured_counts_as_not_told() -> None:
     assert rows["idle: error of the tensors' peak, largest"].value == pytest.approx(1)
 
 
-def test_an_interval_holds_where_the_measured_value_lies_in_it() -> None:
+def test_an_interval_holds_if_it_contains_the_measured_value() -> None:
     wide = Cell("a idle", "amp:bf16", 1.0, 0.95, 1.05, 1.06, 1.0, 1.2)
     rows = {row.bar: row for row in truth._judged("idle", [wide])}
     assert rows["idle: printed 90 % intervals that hold"].value == 0
 
 
-def test_a_right_prediction_shows_the_noise_of_what_was_measured() -> None:
+def test_a_correct_prediction_shows_the_noise_of_the_measurement() -> None:
     generator = random.Random(0)
     predicted, noise = 0.06, 0.04
     reach = NormalDist().inv_cdf(0.95)
@@ -64,7 +64,7 @@ def test_a_right_prediction_shows_the_noise_of_what_was_measured() -> None:
     best = truth.WithoutError(cells)
     held = [cell.predicted_low <= cell.measured <= cell.predicted_high for cell in cells]
     assert best.held() == pytest.approx(fmean(held), abs=0.02)
-    # Of the true value no error is left but the measurement's.
+    # With the true value only the measurement error remains.
     errors = [abs(math.expm1(generator.gauss(0, noise))) for _ in cells]
     assert best.median() == pytest.approx(100 * median(errors), rel=0.1)
     assert best.within(5) == pytest.approx(fmean(error <= 0.05 for error in errors), abs=0.03)

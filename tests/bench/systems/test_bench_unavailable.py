@@ -1,4 +1,4 @@
-"""A bench row that cannot be measured gives its reason, and the other rows follow."""
+"""A bench row that cannot be measured reports its reason, and the other rows follow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_lowrank_rows_without_their_data_set_are_not_judged(
     assert {(row.value, row.detail) for row in rows} == {(None, "no such data set here")}
 
 
-def test_ensembles_go_on_without_their_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensembles_continue_without_their_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ensembles, "fashion", lambda name: None)
     monkeypatch.setattr(ensembles, "measure_cells", lambda *args, **options: iter([_CELL]))
     time, memory = list(ensembles.bars(BenchOptions(only="predicted")))[-2:]
@@ -41,7 +41,7 @@ def test_ensembles_go_on_without_their_data_set(monkeypatch: pytest.MonkeyPatch)
     assert (time.value, memory.value) == pytest.approx((10.0, 2.0))
 
 
-def test_members_that_were_not_measured_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasured_members_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     unmeasured = replace(_CELL, technique="ensemble:4", measured=float("nan"), note="it failed")
     for cells, value in (([_CELL], 10.0), ([unmeasured], None), ([], None)):
         monkeypatch.setattr(
@@ -63,5 +63,5 @@ def test_movement_profiles_a_users_copy_of_the_models(monkeypatch: pytest.Monkey
     monkeypatch.setattr(movement.ss, "profile", profile)
     with pytest.raises(MissingDataError):
         list(movement.bars(BenchOptions(only="bytes with a class")))
-    # Lines of a file in an installed package count as nobody's.
+    # Lines of a file in an installed package do not count as the user's.
     assert not profiled[0].is_relative_to(Path(models.__file__).parent)
