@@ -1,4 +1,4 @@
-"""What a step has already is seen, whether it shows its model or hides it."""
+"""Techniques that a step already uses are detected, even if it hides its model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _parts(model: nn.Module) -> Any:
 
 
 def _hidden(model: nn.Module, dtype: torch.dtype | None = None) -> Callable[[], Any]:
-    """A step of one's own, which shows nothing."""
+    """A user-defined step, which exposes nothing."""
     _, (x, y), loss_of, optimizer = _parts(model)
 
     def step() -> Any:
@@ -75,7 +75,7 @@ def one_rank() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def test_a_plain_step_has_nothing_already() -> None:
+def test_a_plain_step_uses_no_technique() -> None:
     graph = _recorded(_parts(Net()))
     assert graph.meta["baseline"] == {"amp": "", "compiled": False, "distributed": None}
 
@@ -92,7 +92,7 @@ def test_autocast_is_not_offered_twice(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_a_compiled_step_hides_its_operators_and_keeps_the_rest(hidden: bool) -> None:
+def test_a_compiled_step_hides_its_operators_only(hidden: bool) -> None:
     # Without Inductor: what torch annotates is the same, and no C++ has to be compiled.
     model: Any = torch.compile(Net(), backend="aot_eager")
     graph = _recorded(_hidden(model) if hidden else _parts(model))
@@ -104,18 +104,18 @@ def test_a_compiled_step_hides_its_operators_and_keeps_the_rest(hidden: bool) ->
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_replicas_are_seen(one_rank: None, hidden: bool) -> None:
+def test_replicas_are_detected(one_rank: None, hidden: bool) -> None:
     model = nn.parallel.DistributedDataParallel(Net())
     graph = _recorded(_hidden(model) if hidden else _parts(model))
     wrapper = {"wrapper": "DistributedDataParallel", "ranks": 1}
     assert graph.meta["baseline"]["distributed"] == wrapper
-    # What other threads do is in the trace alone: it must not look like operators that differ.
+    # Work of other threads appears in the trace only: it must not count as differing operators.
     assert graph.meta["unaligned_share"] == 0.0
     assert len(graph.memory) > 0
     assert Role.GRADIENT in graph.memory.role
 
 
-def test_a_step_that_hides_its_parts_says_so() -> None:
+def test_a_step_that_hides_its_parts_reports_it() -> None:
     graph = _recorded(_hidden(Net()))
     for technique in (Amp(), Accumulation(), FusedOptimizer()):
         assert "hides its" in (technique.why_not(graph) or "")

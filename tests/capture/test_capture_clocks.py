@@ -1,4 +1,4 @@
-"""Garbage collection is watched in plain steps and becomes a task of its own."""
+"""Garbage collection is timed in plain steps and becomes a separate task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tiny_models import parts, record
 
 @pytest.fixture(autouse=True)
 def known_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every collection takes 7 ns by the wall clock and 5 of CPU time; none comes unasked."""
+    """Every collection takes 7 ns of wall time and 5 ns of CPU time, and runs only when called."""
     wall, cpu = iter(range(0, 10**6, 7)), iter(range(0, 10**6, 5))
     clock = SimpleNamespace(perf_counter_ns=lambda: next(wall), thread_time_ns=lambda: next(cpu))
     monkeypatch.setattr(clocks, "time", clock)
@@ -34,7 +34,7 @@ def known_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.enable()
 
 
-def test_collections_are_timed_and_those_of_all_generations_kept_apart() -> None:
+def test_collections_are_timed_and_full_ones_counted_separately() -> None:
     with CollectionClock(LoadingClock()) as clock:
         gc.collect(0)
         gc.collect(1)
@@ -46,7 +46,7 @@ def test_collections_are_timed_and_those_of_all_generations_kept_apart() -> None
     assert clock.take() == CollectionTime(7, 5, 5, 1)
 
 
-def test_what_a_loader_collects_is_the_loaders() -> None:
+def test_collections_of_a_loader_belong_to_the_loader() -> None:
     loader = LoadingClock()
     with CollectionClock(loader) as clock:
         loader.inside = True
@@ -55,7 +55,7 @@ def test_what_a_loader_collects_is_the_loaders() -> None:
         assert clock.take() == CollectionTime()
 
 
-def test_another_threads_collection_is_not_the_steps() -> None:
+def test_collections_of_another_thread_do_not_belong_to_the_step() -> None:
     with CollectionClock(LoadingClock()) as clock:
         thread = threading.Thread(target=gc.collect)
         thread.start()
@@ -63,14 +63,14 @@ def test_another_threads_collection_is_not_the_steps() -> None:
         assert clock.take() == CollectionTime()
 
 
-def test_a_mean_is_told_where_it_matters_and_comes_often_enough() -> None:
+def test_a_mean_is_reported_if_significant_and_frequent() -> None:
     often = (CollectionTime(60, 60, 50, 1), CollectionTime()) * 4
     assert collection_ns(often, 2000.0) == 25.0
     assert collection_ns(often, 2501.0) == 0.0
     assert collection_spread(often) == 0.5
     seldom = (CollectionTime(900, 900, 900, 1),) + (CollectionTime(),) * 4
     assert collection_ns(seldom, 2000.0) == 0.0
-    # A collection of everything is no habit of the step's.
+    # A single full collection is not typical of the step.
     assert collection_ns((CollectionTime(900, 900),) * 4, 2000.0) == 0.0
     assert collection_ns((), 2000.0) == 0.0
 
@@ -82,7 +82,7 @@ def test_a_quiet_step_is_one_without_collections(threads: int, quiet: float) -> 
     assert times.quiet_ns(threads) == (quiet, 0.0)
 
 
-def test_it_is_a_task_at_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collection_is_a_task_at_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "collection_ns", lambda *_: 5e6)
     graph = record(build_from(parts("mlp"), (), 0, "mlp"))
     last = len(graph) - 1

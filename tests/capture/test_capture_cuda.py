@@ -1,4 +1,4 @@
-"""The capture of steps on a CUDA device: the real thing, where there is one."""
+"""Captures of steps on a real CUDA device, if present."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_nearly_all_kernels_are_linked_and_the_device_is_named(graph: Graph) -> 
     assert (graph.edges.kind == Dependency.LAUNCH).sum() >= graph.meta["kernels_linked"]
 
 
-def test_the_simulated_step_is_the_plain_one(graph: Graph) -> None:
+def test_the_simulated_step_equals_the_plain_one(graph: Graph) -> None:
     step_ns = graph.meta["step_ns"]
     assert step_ns["unsynchronised"] <= step_ns["wall_median"] * 1.1
     assert replay(graph).step_ns == pytest.approx(step_ns["wall_minimum"], rel=0.15)
@@ -67,7 +67,7 @@ def test_the_step_waits_for_the_device_once_at_its_end(graph: Graph) -> None:
     assert (graph.edges.kind == Dependency.SYNCHRONISATION).any()
 
 
-def test_the_peak_is_the_allocators(graph: Graph) -> None:
+def test_the_peak_equals_the_allocators(graph: Graph) -> None:
     model, (inputs, targets), loss, optimizer = parts()
     for _ in range(3):
         torch.cuda.reset_peak_memory_stats()
@@ -75,19 +75,19 @@ def test_the_peak_is_the_allocators(graph: Graph) -> None:
         loss(model(inputs), targets).backward()
         optimizer.step()
     here = torch.cuda.max_memory_allocated()
-    # Of another copy of the same objects; the one that was captured may still exist.
+    # Of another copy of the same objects; the captured one may still exist.
     assert replay(graph).peak_bytes >= 0.9 * sum(p.numel() * 4 * 2 for p in model.parameters())
     assert replay(graph).peak_bytes <= 2.5 * here
     assert {Role.PARAMETER, Role.GRADIENT} <= set(graph.memory.role.tolist())
 
 
-def test_faster_kernels_never_make_the_step_longer(graph: Graph) -> None:
+def test_faster_kernels_never_lengthen_the_step(graph: Graph) -> None:
     duration = graph.tasks.duration_ns.copy()
     duration[kernels(graph)] /= 2
     assert replay(replace_tasks(graph, duration_ns=duration)).step_ns <= replay(graph).step_ns
 
 
-def test_a_technique_that_needs_operators_says_why_it_does_not_apply(graph: Graph) -> None:
+def test_a_technique_that_needs_operators_explains_why_it_does_not_apply(graph: Graph) -> None:
     for name, kind in registry().items():
         if not kind.traits.kernels_only:
             assert "CUDA" in str(refusal(kind(), graph)), name

@@ -1,4 +1,4 @@
-"""What a recording says of the machine it was made on."""
+"""Facts about the machine in a recording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.measure.environment import capture
 from tiny_models import captured
 
 
-def test_the_graph_holds_what_the_environment_knows_and_no_name() -> None:
+def test_the_graph_has_facts_of_the_environment_and_no_names() -> None:
     machine = captured("mlp").meta["machine"]
     assert machine == describe_machine()
     here = capture(torch=False).facts

@@ -15,7 +15,7 @@ from slipstream.capture.events import MARKER, steps_of
 
 @dataclass
 class Event:
-    """What of a Kineto event is read."""
+    """The attributes that are read from a Kineto event."""
 
     label: str
     begin: int
@@ -38,7 +38,7 @@ class Event:
         return self.thread
 
 
-def test_a_step_lies_between_two_markers() -> None:
+def test_a_step_is_between_two_markers() -> None:
     events = [
         Event(MARKER, 0, 5),
         Event("a", 10, 20),
@@ -49,7 +49,7 @@ def test_a_step_lies_between_two_markers() -> None:
     ]
     first, second = steps_of(events)
     assert first.names == ("a", "b")
-    # Relative to the end of the marker, whose own writing is not part of the step.
+    # Relative to the end of the marker, whose recording is not part of the step.
     assert first.start_ns.tolist() == [5, 35]
     assert first.end_ns.tolist() == [25, 45]
     assert first.length_ns == 95
@@ -57,14 +57,14 @@ def test_a_step_lies_between_two_markers() -> None:
     assert second.length_ns == 100
 
 
-def test_the_order_of_the_events_does_not_matter() -> None:
+def test_the_order_of_events_does_not_matter() -> None:
     events = [Event(MARKER, 0, 1), Event("a", 2, 3), Event("b", 6, 1), Event(MARKER, 9, 1)]
     original, other = steps_of(events)[0], steps_of(events[::-1])[0]
     assert original.names == other.names
     assert original.start_ns.tolist() == other.start_ns.tolist()
 
 
-def test_parents_come_before_children_that_begin_with_them() -> None:
+def test_parents_precede_children_that_start_at_the_same_time() -> None:
     events = [Event(MARKER, 0, 1), Event("in", 2, 3), Event("out", 2, 9), Event(MARKER, 20, 1)]
     assert steps_of(events)[0].names == ("out", "in")
 
@@ -80,7 +80,7 @@ def test_other_threads_and_memory_events_are_left_out() -> None:
     assert steps_of(events)[0].names == ("here",)
 
 
-def test_an_event_open_at_the_marker_is_cut_there() -> None:
+def test_an_event_open_at_the_marker_is_truncated() -> None:
     events = [Event(MARKER, 0, 1), Event("Optimizer.step", 5, 100), Event(MARKER, 50, 1)]
     (step,) = steps_of(events)
     assert step.end_ns.tolist() == [step.length_ns]
@@ -100,7 +100,7 @@ intervals = st.lists(st.tuples(st.integers(10, 90), st.integers(0, 60)), max_siz
 
 
 @given(intervals)
-def test_events_nest_or_lie_apart(found: list[tuple[int, int]]) -> None:
+def test_events_nest_or_are_disjoint(found: list[tuple[int, int]]) -> None:
     events = [Event(f"e{i}", begin, length) for i, (begin, length) in enumerate(found)]
     (step,) = steps_of([Event(MARKER, 0, 1), *events, Event(MARKER, 100, 1)])
     assert (np.diff(step.start_ns) >= 0).all()
@@ -112,8 +112,8 @@ def test_events_nest_or_lie_apart(found: list[tuple[int, int]]) -> None:
 
 
 @given(intervals)
-def test_an_event_ends_with_what_it_lies_in_at_the_latest(found: list[tuple[int, int]]) -> None:
-    """Against the definition, applied one event after the other."""
+def test_an_event_ends_no_later_than_its_parent(found: list[tuple[int, int]]) -> None:
+    """Compare with the definition, applied event by event."""
     events = [Event(f"e{i}", begin, length) for i, (begin, length) in enumerate(found)]
     (step,) = steps_of([Event(MARKER, 0, 0), *events, Event(MARKER, 100, 1)])
     ends: list[int] = []
@@ -127,7 +127,7 @@ def test_an_event_ends_with_what_it_lies_in_at_the_latest(found: list[tuple[int,
 
 
 class Counted(Event):
-    """Counts how often each of its fields is read: that is what reading a real one costs."""
+    """Count how often each of its fields is read, which is what reading real events costs."""
 
     def __getattribute__(self, field: str) -> Any:
         if field in ("name", "start_ns", "end_ns", "start_thread_id"):

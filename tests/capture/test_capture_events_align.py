@@ -1,4 +1,4 @@
-"""Events of one step found in another."""
+"""Alignment of the events of one step with those of another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = st.lists(st.sampled_from("abcd"), max_size=12)
 
 
 def longest(a: list[str], b: list[str]) -> int:
-    """Length of a longest common subsequence, by the textbook table."""
+    """Return the length of a longest common subsequence, by the textbook table."""
     row = [0] * (len(b) + 1)
     for item in a:
         before = row.copy()
@@ -30,7 +30,7 @@ def longest(a: list[str], b: list[str]) -> int:
 
 @settings(max_examples=300, deadline=None)
 @given(WORDS, WORDS)
-def test_as_many_events_are_found_as_there_can_be(a: list[str], b: list[str]) -> None:
+def test_the_largest_number_of_events_is_matched(a: list[str], b: list[str]) -> None:
     found = positions(a, b)
     matched = np.flatnonzero(found >= 0)
     assert len(matched) == longest(a, b)
@@ -69,12 +69,12 @@ def test_steps_with_nothing_in_common() -> None:
 
 
 def step(names: str, length: int = 10) -> StepEvents:
-    """One event of `length` ns after the other."""
+    """Return consecutive events of `length` ns each."""
     starts = np.arange(len(names), dtype=np.int64) * length
     return StepEvents(tuple(names), starts, starts + length // 2, len(names) * length)
 
 
-def test_operators_that_an_error_ended_are_left_out() -> None:
+def test_operators_that_raised_are_left_out() -> None:
     reference = "abcdefghijklmnopqrstuvwxyz"
     found = align(reference, [step(reference[:5] + "!" + reference[5:])])
     assert found.unaligned == 0
@@ -82,23 +82,23 @@ def test_operators_that_an_error_ended_are_left_out() -> None:
     assert found.start_ns[0].tolist() == [*range(0, 50, 10), *range(60, 270, 10)]
 
 
-def test_whole_steps_are_enough_where_most_are_whole() -> None:
+def test_whole_steps_suffice_if_most_are_whole() -> None:
     found = align("abcd", [step("abcd", 10), step("abcd", 20), step("abxd")])
     assert found.unaligned == 0
     assert found.length_ns.tolist() == [40, 80]
 
 
-def test_parts_of_steps_count_where_few_are_whole() -> None:
+def test_parts_of_steps_count_if_few_are_whole() -> None:
     found = align("abcd", [step("abcd"), step("abxcd"), step("abd"), step("abd")])
     assert len(found.length_ns) == 4
     assert np.isnan(found.start_ns[2:, 2]).all()
     assert np.isfinite(found.start_ns[:, [0, 1, 3]]).all()
-    # Between b and c stands an x in the second step; b and d are neighbours in the third.
+    # The second step has an x between b and c; in the third, b and d are adjacent.
     assert found.others[1].tolist() == [False, False, True, False, False]
     assert 0 < found.unaligned < 0.2
 
 
-def test_each_way_through_the_model_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_path_through_the_model_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[str, ...]] = []
 
     def counted(reference: Sequence[str], other: Sequence[str]) -> NDArray[np.int64]:
@@ -112,14 +112,14 @@ def test_each_way_through_the_model_is_compared_once(monkeypatch: pytest.MonkeyP
     assert len(found.length_ns) == 4
 
 
-def test_steps_with_little_in_common_are_refused_with_the_place() -> None:
+def test_steps_with_little_in_common_are_refused_with_the_position() -> None:
     with pytest.raises(GraphError, match=r"\boperator 1\b.*\bb\b.*\bx\b") as caught:
         align("abcd", [step("axyz"), step("axyz")])
     assert " 25 %" in caught.value.what
     assert caught.value.remedy
 
 
-def test_an_exhausted_iterator_is_not_taken_for_the_one_that_loads() -> None:
+def test_an_exhausted_iterator_does_not_count_as_the_loader() -> None:
     names = ("next", "next", "stack", "mm")
     start = np.array([0, 10, 12, 40], np.int64)
     epoch_end = StepEvents(names, start, np.array([5, 30, 20, 50], np.int64), 60)
@@ -128,7 +128,7 @@ def test_an_exhausted_iterator_is_not_taken_for_the_one_that_loads() -> None:
     assert found.end_ns[0].tolist() == [30, 20, 50]
 
 
-def test_only_steps_of_similar_length_describe_one_another() -> None:
+def test_only_steps_of_similar_length_are_compared() -> None:
     lengths = [20, 21, 22, 60, 90, 120, 150]
     found = align("ab" * 10, [step("ab" * (n // 2)) for n in lengths])
     assert len(found.length_ns) == 3

@@ -1,4 +1,4 @@
-"""The statistic "grads": sizes, noise and concentration of gradients, against planted ones."""
+"""The "grads" statistic: norms, noise and concentration of gradients, against planted values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def noise_of(*gradients: torch.Tensor, model: nn.Module | None = None) -> Gradie
     return noise
 
 
-def test_size_and_concentration_of_one_gradient() -> None:
+def test_norm_and_concentration_of_one_gradient() -> None:
     gradient = torch.zeros(200)
     gradient[:4] = torch.tensor([3.0, -2.0, 1.0, 1.0])
     found = noise_of(gradient)
@@ -48,14 +48,14 @@ def test_the_noise_scale_of_planted_noise() -> None:
     assert found.variance == pytest.approx(float(stacked.var(0).mean()), rel=1e-4)
 
 
-def test_gradients_that_agree_have_no_noise_and_opposite_ones_nothing_else() -> None:
+def test_equal_gradients_have_no_noise_and_opposite_ones_only_noise() -> None:
     same = torch.ones(5)
     assert noise_of(same, same).noise_scale == pytest.approx(0.0, abs=1e-6)
     assert noise_of(same, -same).noise_scale == math.inf
     assert noise_of(0 * same, 0 * same).noise_scale == 0.0
 
 
-def test_a_sparse_gradient_counts_its_rows_without_one_as_zeros() -> None:
+def test_a_sparse_gradient_counts_absent_rows_as_zeros() -> None:
     gradient = torch.sparse_coo_tensor([[1, 1]], torch.ones(2, 4), (10, 4)).coalesce()
     found = noise_of(gradient)
     assert found.zeros == pytest.approx(0.9)
@@ -68,7 +68,7 @@ def test_steps_that_a_scaler_would_skip_are_left_out() -> None:
     assert found.mean_square == pytest.approx(1.0)
 
 
-def test_it_sees_what_the_optimizer_sees_and_the_spectrum_of_the_last_step() -> None:
+def test_it_sees_the_gradients_of_the_optimizer_and_the_spectrum_of_the_last_step() -> None:
     model = nn.Linear(3, 2, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     last = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
@@ -86,5 +86,5 @@ def test_it_sees_what_the_optimizer_sees_and_the_spectrum_of_the_last_step() -> 
     assert (spectrum.parameter, spectrum.of) == ("model.weight", "gradient")
     assert spectrum.values == pytest.approx([2.0, 1.0], rel=1e-4)
     model.weight.grad = torch.full((2, 3), 7.0)
-    optimizer.step()  # outside of it, nobody looks
+    optimizer.step()  # outside of it, nothing is observed
     assert found.noise() == (noise,)

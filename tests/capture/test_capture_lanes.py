@@ -1,4 +1,4 @@
-"""Several recorded steps of real GPU traces as one graph; nothing here needs a GPU."""
+"""Graphs of several recorded steps of real GPU traces; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def trace(shared_data: Path) -> Callable[[str], KinetoTrace]:
 @cache
 def _read(path: Path) -> KinetoTrace:
     found = read_trace(path)
-    # Three steps are as good as five, and are built sooner.
+    # Three steps are as good as five, and faster to build.
     return replace(found, steps=found.steps[-3:])
 
 
@@ -78,7 +78,7 @@ def scaled_kernels(graph: Graph, factor: float) -> Graph:
     return replace_tasks(graph, duration_ns=np.where(kernels, duration * factor, duration))
 
 
-def test_steps_make_one_that_is_as_long_as_they_are(
+def test_merged_steps_are_as_long_as_their_mean(
     trace: Callable[[str], KinetoTrace], merged: Callable[[str], Graph]
 ) -> None:
     v100 = trace(_V100)
@@ -92,7 +92,7 @@ def test_steps_make_one_that_is_as_long_as_they_are(
     assert found.meta["kernels_linked"] == found.meta["kernels"] == 1219
 
 
-def test_a_device_keeps_its_medians_and_the_host_its_minima(
+def test_a_device_has_its_medians_and_the_host_its_minima(
     trace: Callable[[str], KinetoTrace], merged: Callable[[str], Graph]
 ) -> None:
     v100 = trace(_V100)
@@ -109,11 +109,11 @@ def test_a_device_keeps_its_medians_and_the_host_its_minima(
     np.testing.assert_allclose(
         found.tasks.duration_ns[~device], np.nanmin(seen[:, ~device], axis=0)
     )
-    # Kernels hardly vary from step to step, Python does.
+    # Kernels hardly vary between steps; Python does.
     assert np.median(found.tasks.spread[device]) < np.median(found.tasks.spread[~device])
 
 
-def test_one_step_is_itself(trace: Callable[[str], KinetoTrace]) -> None:
+def test_a_single_step_is_unchanged(trace: Callable[[str], KinetoTrace]) -> None:
     step = trace(_V100).graph(103)
     assert (partners(step, step) == np.arange(len(step))).all()
     alone = with_durations(step, [step])
@@ -123,7 +123,7 @@ def test_one_step_is_itself(trace: Callable[[str], KinetoTrace]) -> None:
     assert alone.meta["unaligned_share"] == 0.0
 
 
-def test_faster_kernels_matter_where_the_device_is_busy_and_not_elsewhere(
+def test_faster_kernels_matter_only_if_the_device_is_busy(
     merged: Callable[[str], Graph],
 ) -> None:
     busy = merged(_V100)
@@ -134,7 +134,9 @@ def test_faster_kernels_matter_where_the_device_is_busy_and_not_elsewhere(
     assert replay(scaled_kernels(idle, 0.5)).step_ns > 0.95 * replay(idle).step_ns
 
 
-def test_traces_of_different_programs_are_told_apart(trace: Callable[[str], KinetoTrace]) -> None:
+def test_traces_of_different_programs_are_distinguished(
+    trace: Callable[[str], KinetoTrace],
+) -> None:
     first, other = trace(_V100), trace(_LAUNCH_BOUND)
     with pytest.raises(GraphError, match=r"\b\d+ % of their tasks\b"):
         with_durations(first.graph(103), [other.graph(551)])
@@ -148,7 +150,7 @@ def test_a_trace_without_a_step_is_an_error(trace: Callable[[str], KinetoTrace])
 # The profiler's cost
 
 
-def test_the_cost_of_an_event_is_taken_off_the_host_only(
+def test_the_cost_of_an_event_is_subtracted_on_the_host_only(
     trace: Callable[[str], KinetoTrace],
 ) -> None:
     graph = trace(_V100).graph(103)
@@ -166,7 +168,7 @@ def test_the_cost_of_an_event_is_taken_off_the_host_only(
     )
 
 
-def test_the_cost_is_fitted_to_plain_steps_where_the_host_decides(
+def test_the_cost_is_fitted_to_plain_steps_if_the_host_is_the_bottleneck(
     merged: Callable[[str], Graph],
 ) -> None:
     bound = merged(_LAUNCH_BOUND)
@@ -179,19 +181,19 @@ def test_the_cost_is_fitted_to_plain_steps_where_the_host_decides(
     assert found.meta["residual_scale"] == pytest.approx(1.0, abs=1e-3)
 
 
-def test_the_cost_follows_from_issuing_where_the_device_decides(
+def test_the_cost_follows_from_issuing_if_the_device_is_the_bottleneck(
     merged: Callable[[str], Graph],
 ) -> None:
     whole = merged(_V100)
     events = without_profiler(whole, plain(1e12), ()).meta["events_per_step"]
-    # The host alone became quicker by a microsecond an event; the device hides that.
+    # The host alone became faster by a microsecond per event, which the device hides.
     issued = [50_000_000 + 1000 * events]
     found = without_profiler(whole, plain(1e6, host_ns=50e6), issued)
     assert found.meta["profiler_ns_per_event"] == pytest.approx(1000, rel=1e-3)
     assert replay(found).step_ns > 0.95 * replay(whole).step_ns
 
 
-def test_a_step_that_is_no_shorter_without_the_profiler_loses_nothing(
+def test_a_step_no_shorter_without_the_profiler_is_not_corrected(
     merged: Callable[[str], Graph],
 ) -> None:
     found = without_profiler(merged(_V100), plain(1e9), ())
@@ -206,7 +208,7 @@ _MIB = 1 << 20
 
 @pytest.fixture
 def watched(shared_data: Path, tmp_path: Path) -> WatchedStep:
-    """The V100's last step as if convolutions were modules that allocate on the device."""
+    """Return the V100's last step as if convolutions were modules that allocate on the device."""
     document = json.loads(gzip.decompress((shared_data / "gpu_traces" / _V100).read_bytes()))
     events: list[dict[str, Any]] = document["traceEvents"]
     steps = [e for e in events if str(e.get("name")) == "ProfilerStep#105"]
@@ -218,7 +220,7 @@ def watched(shared_data: Path, tmp_path: Path) -> WatchedStep:
             {**conv, "cat": "user_annotation", "name": f"module::model.conv{number}", "args": {}}
         )
         made.append(_change(conv, conv["ts"] + conv["dur"] / 2, number, 2 * _MIB, number))
-        # A workspace that is gone before the operator ends.
+        # A workspace that is freed before the operator ends.
         made.append(_change(conv, conv["ts"] + conv["dur"] / 2 + 1, 1000 + number, 64 * _MIB, 0))
         made.append(_change(conv, conv["ts"] + conv["dur"] / 2 + 2, 1000 + number, -64 * _MIB, 0))
     engine = [
@@ -268,12 +270,12 @@ def test_kernels_belong_to_modules_and_lines_forward_and_backward(
     assert lines == {"net.py:12"}
 
 
-def test_memory_is_the_devices_and_follows_the_step(
+def test_memory_is_that_of_the_device_and_follows_the_step(
     trace: Callable[[str], KinetoTrace], watched: WatchedStep, tmp_path: Path
 ) -> None:
     found = _recorded(trace(_V100), watched)
     retained = 53 * 2 * _MIB
-    # What exists, with what no walk found; all outputs; and one operator's workspace on top.
+    # Existing storages, also those that no walk found; all outputs; one operator's workspace.
     assert replay(found).peak_bytes == 300 * _MIB + retained + 64 * _MIB
     roles = dict(zip(found.memory.role.tolist(), found.memory.nbytes.tolist(), strict=True))
     assert roles[Role.PARAMETER] == roles[Role.GRADIENT] == roles[Role.OTHER] == 100 * _MIB
@@ -289,7 +291,7 @@ def test_memory_is_the_devices_and_follows_the_step(
     assert again.meta == found.meta
 
 
-def test_the_device_is_named_and_lanes_do_not_carry_the_systems_numbers(
+def test_the_device_is_named_and_lanes_have_no_thread_ids(
     trace: Callable[[str], KinetoTrace],
 ) -> None:
     found = _recorded(trace(_V100), None)
@@ -301,16 +303,16 @@ def test_the_device_is_named_and_lanes_do_not_carry_the_systems_numbers(
 
 
 def _recorded(trace: KinetoTrace, watched: WatchedStep | None) -> Graph:
-    # One step is enough to see what is put into it.
+    # One step is enough to see the inserted tasks.
     single = replace(trace, steps=trace.steps[-1:])
     steps = Recording((single,), (1,), plain(1e9), watched, {"model.conv3": "net.py:12"})
     return read_steps(steps, Place("cuda"))
 
 
-def test_no_micro_benchmark_of_a_processor_is_asked_for_a_device(
+def test_no_cpu_micro_benchmark_is_requested_for_a_device(
     trace: Callable[[str], KinetoTrace],
 ) -> None:
-    """Every technique predicts from the kernels themselves, or says why it does not apply."""
+    """Every technique predicts from the recorded kernels, or reports why it does not apply."""
     found = _recorded(trace(_V100), None)
     found = replace(found, samples=8, meta={**found.meta, "training": True})
     judged = {name: refusal(kind(), found) for name, kind in registry().items()}

@@ -1,4 +1,4 @@
-"""Which of the user's lines a step's operators come from, in a script made for it."""
+"""The source lines of a step's operators, in a script written for the test."""
 
 from __future__ import annotations
 
@@ -157,26 +157,26 @@ def test_the_deepest_line_of_the_project_counts_through_wrappers(graph: Graph) -
     assert callers == [[where("wrapper"), where("normed")]]
 
 
-def test_what_is_recomputed_belongs_to_its_own_line(graph: Graph) -> None:
+def test_recomputation_belongs_to_its_own_line(graph: Graph) -> None:
     """Checkpointing runs the block's operators again during the backward pass."""
     assert "tanh" in operators(graph, "inner", StepPhase.FORWARD)
     assert {"addmm", "tanh_backward"} <= operators(graph, "inner", StepPhase.BACKWARD)
     assert operators(graph, "checkpointed", StepPhase.FORWARD) <= {"detach"}
 
 
-def test_what_no_line_calls_belongs_to_the_line_that_made_it(graph: Graph) -> None:
+def test_tasks_without_a_calling_line_belong_to_the_line_of_their_module(graph: Graph) -> None:
     assert "addmm" in operators(graph, "in Sequential", StepPhase.FORWARD)
     assert {"mm"} <= operators(graph, "in Sequential", StepPhase.BACKWARD)
     assert operators(graph, "optimizer", StepPhase.OPTIMIZER)
 
 
-def test_modules_know_where_they_were_made(found: Attribution) -> None:
+def test_modules_know_the_line_that_created_them(found: Attribution) -> None:
     assert found.made_at("model.0.block") == where("makes block")
     assert found.made_at("model.1") == where("in Sequential")
     assert found.made_at("model.9") == ""
 
 
-def test_a_module_costs_what_is_in_it(found: Attribution) -> None:
+def test_a_module_costs_what_it_contains(found: Attribution) -> None:
     whole, net = found.module("model"), found.module("model.0")
     assert whole.tasks > net.tasks > found.module("model.0.block").tasks > 0
     assert found.module("model.0.nothing") == Cost()
@@ -187,7 +187,7 @@ def test_functions_have_their_qualified_names(found: Attribution) -> None:
     assert ("parts.py", "Block.inner") in found.functions
 
 
-def test_an_edit_moves_what_its_line_costs(graph: Graph, found: Attribution) -> None:
+def test_an_edit_changes_the_cost_of_its_line(graph: Graph, found: Attribution) -> None:
     edit = graph.what_if("slower")
     edit.select(source=where("normed")).scale(3.0)
     slower = attribute(replay(edit.apply("three times as slow")))
@@ -199,7 +199,7 @@ def test_an_edit_moves_what_its_line_costs(graph: Graph, found: Attribution) -> 
     assert sum(slower.parts(), Cost()).time_ns == slower.step_ns
 
 
-def test_explain_shows_the_dearest_lines_where_they_stand(graph: Graph) -> None:
+def test_explain_shows_the_most_expensive_lines_with_their_location(graph: Graph) -> None:
     tables, payload = lines_report(replay(graph), 3)
     parts = [*payload["lines"], payload["page_faults"], payload["untracked"]]
     assert sum(part["time_ns"] for part in parts) == payload["step_ns"]

@@ -1,4 +1,4 @@
-"""Loading as a task: laid out before the operators inside of it, and counted apart."""
+"""Data loading as a task: placed before the operators inside it, and counted separately."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_loading_is_a_unit_and_so_are_the_operators_inside() -> None:
     assert found.scope[3] == f"{_NEXT}/annotation"
 
 
-def test_what_is_inside_follows_and_nothing_is_lost() -> None:
+def test_tasks_inside_follow_and_no_time_is_lost() -> None:
     start = np.array([[0, 10, 20, 50, 120], [0, 10, 30, 60, 150]], float)
     end = np.array([[5, 100, 30, 70, 130], [5, 140, 50, 70, 155]], float)
     begins, ends = lay_out(units(), start, end)
@@ -60,18 +60,18 @@ def test_a_loading_that_does_not_enclose_its_operators_is_unknown() -> None:
 
 def test_events_inside_are_counted_once() -> None:
     inner, between = count_events(units())
-    # Of the loading: its two operators' own records and the annotation; the copy is an operator's.
+    # The loading has the annotation and its two operators; the copy belongs to an operator.
     assert inner.tolist() == [0, 3, 0, 1, 0]
     assert between.tolist() == [1, 1, 0, 0, 1, 0]
 
 
-def test_recorded_times_share_out_what_was_measured() -> None:
+def test_recorded_times_divide_the_measured_time() -> None:
     shares = share_out(np.array([[300, 100], [600, 120]]), 1000.0)
     assert shares.tolist() == [750.0, 250.0]
 
 
 class Slow(torch.utils.data.IterableDataset[int]):
-    """Works, then waits; on a clock that nothing else moves."""
+    """Work, then wait, on a clock that nothing else advances."""
 
     def __init__(self, clock: KnownClock) -> None:
         self.clock = clock
@@ -83,7 +83,7 @@ class Slow(torch.utils.data.IterableDataset[int]):
             yield 1
 
 
-def test_the_clock_tells_work_from_waiting_and_leaves_torch_as_it_was(
+def test_the_clock_separates_work_from_waiting_and_restores_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known_clock = KnownClock()
@@ -105,7 +105,7 @@ def test_the_clock_tells_work_from_waiting_and_leaves_torch_as_it_was(
     assert type(batches).__next__ is before
 
 
-def test_waiting_belongs_to_the_quiet_step_and_the_queue_does_not() -> None:
+def test_waiting_belongs_to_the_quiet_step_and_queueing_does_not() -> None:
     loading = (LoadingTime(30, 20), LoadingTime(32, 15))
     times = StepTimes((200, 900), (70, 75), loading)
     assert times.quiet_ns(threads=1) == (40.0, 47.0)
@@ -114,6 +114,6 @@ def test_waiting_belongs_to_the_quiet_step_and_the_queue_does_not() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_step_without_loading_is_its_least_time(threads: int) -> None:
+def test_a_step_without_loading_has_its_minimum_time(threads: int) -> None:
     outside, within = StepTimes((9, 8), (7, 6)).quiet_ns(threads)
     assert (outside, within) == ((6.0, 0.0) if threads == 1 else (8.0, 0.0))

@@ -1,4 +1,4 @@
-"""The statistic "ids": look-ups as torch dispatches them, against counts made by hand."""
+"""The "ids" statistic: look-ups as torch dispatches them, against counts by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def looked_up(model: nn.Module | None, *steps: Callable[[], Any]) -> list[TableI
     return list(found)
 
 
-def test_an_embedding_is_counted_as_by_hand() -> None:
+def test_counts_of_an_embedding_match_a_count_by_hand() -> None:
     model = nn.Sequential(nn.Embedding(40, 3), nn.Linear(3, 3))
     torch.manual_seed(0)
     batches = [torch.randint(0, 40, (5, 7)) ** 2 // 40 for _ in range(3)]
@@ -64,7 +64,7 @@ def test_bags_are_measured(mode: Any, last: bool) -> None:
     assert table.bag_sizes == (1, 2)  # one of a single id, two of two or three
 
 
-def test_a_matrix_of_ids_is_a_bag_a_row() -> None:
+def test_a_matrix_of_ids_is_one_bag_per_row() -> None:
     bag = nn.EmbeddingBag(9, 2)
     (table,) = looked_up(bag, lambda: bag(torch.zeros(4, 5, dtype=torch.long)))
     assert (table.bags, table.bag_ids, table.bag_sizes) == (4, 20, (0, 0, 4))
@@ -79,7 +79,7 @@ def test_functions_and_plain_indexing_count_too() -> None:
         _ = model.table[torch.tensor([1, -1])]
         model.table.index_select(0, torch.tensor([5]))
         functional.embedding(torch.tensor([7]), other)
-        _ = other[torch.tensor([1])]  # a tensor that is no parameter is just indexed
+        _ = other[torch.tensor([1])]  # a tensor that is not a parameter is plain indexing
         _ = model.table[:, torch.tensor([1])]
 
     own, loose = looked_up(model, step)
@@ -87,7 +87,7 @@ def test_functions_and_plain_indexing_count_too() -> None:
     assert (loose.table, loose.hot_ids) == ("a table of 8 x 3", (7,))
 
 
-def test_what_is_kept_of_a_large_table_is_bounded() -> None:
+def test_the_stored_counts_of_a_large_table_are_bounded() -> None:
     table = nn.Embedding(100_000, 1)
     (found,) = looked_up(table, lambda: table(torch.arange(50_000)))
     assert found.distinct == 50_000

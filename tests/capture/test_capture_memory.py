@@ -1,4 +1,4 @@
-"""The memory of a recorded step: against what PyTorch's allocator says."""
+"""The memory of a recorded step, against PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def by_role(graph: Graph) -> dict[Role, int]:
 
 
 def allocator_peak(built: BuiltWorkload) -> int:
-    """What exists before a step, and the most the allocator adds to it during the step."""
+    """Return the bytes before a step plus the maximum that the allocator adds during it."""
     for _ in range(3):
         last = built.step()
     with events.profiler(record_shapes=True, profile_memory=True) as profiler:
-        # As in a loop, the last result is there while the next one is made.
+        # As in a loop, the previous result exists while the next one is computed.
         last = built.step()
         before = sum(size for size, _ in memory.held(built).values())
         before += last.untyped_storage().nbytes()
@@ -54,14 +54,14 @@ def allocator_peak(built: BuiltWorkload) -> int:
 
 
 @pytest.mark.parametrize("name", [*MODELS, "mlp inference", "transformer inference"])
-def test_the_peak_is_the_allocators(name: str) -> None:
+def test_the_peak_equals_the_allocators(name: str) -> None:
     predicted = replay(captured(name)).peak_bytes
     assert predicted == pytest.approx(
         allocator_peak(build_from(parts(name), (), 0, name)), rel=0.02
     )
 
 
-def test_what_exists_before_the_step_is_known_by_its_role() -> None:
+def test_existing_storages_have_their_role() -> None:
     model, (inputs, targets), *_ = parts("conv")
     found = captured("conv").memory
     before = found.producer < 0
@@ -76,7 +76,7 @@ def test_what_exists_before_the_step_is_known_by_its_role() -> None:
     assert held(Role.INPUT) == inputs.nbytes + targets.nbytes
     # Adam: two moments, and a counter of four bytes, for every parameter.
     assert held(Role.OPTIMIZER) == 2 * parameters + 4 * len(list(model.parameters()))
-    # The step begins by freeing the last one's gradients, and leaves its own.
+    # The step begins by freeing the previous gradients, and leaves its own.
     gradient = found.role == Role.GRADIENT
     assert int(found.nbytes[gradient & before].sum()) == parameters
     assert int(found.nbytes[gradient & ~before & (found.release < 0)].sum()) == parameters
@@ -102,7 +102,7 @@ def test_a_storage_shared_by_two_parameters_counts_once() -> None:
     assert sorted(role for _, role in found.values()) == [Role.PARAMETER, Role.INPUT]
 
 
-def test_a_tensor_that_no_walk_finds_is_seen_where_it_is_used() -> None:
+def test_a_tensor_that_no_walk_finds_is_detected_when_used() -> None:
     secret = torch.randn(64, 64)
 
     class Hidden(nn.Module):
@@ -114,11 +114,11 @@ def test_a_tensor_that_no_walk_finds_is_seen_where_it_is_used() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp inference", "conv inference"])
-def test_every_parameter_of_the_model_is_known_also_without_an_optimizer(name: str) -> None:
+def test_every_parameter_of_the_model_is_known_even_without_an_optimizer(name: str) -> None:
     assert len(captured(name).parameters) == len(list(parts(name)[0].parameters()))
 
 
-def test_an_opaque_step_has_parameters_by_what_it_does() -> None:
+def test_an_opaque_step_has_parameters_by_their_use() -> None:
     model = nn.Linear(16, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     batch = torch.randn(4, 16)

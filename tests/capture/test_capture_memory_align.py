@@ -1,4 +1,4 @@
-"""Memory of steps of which only some write a checkpoint."""
+"""Memory of steps some of which write a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slipstream.workload import BuiltWorkload, Workload
 
 
 def loop(every: int, at: int, save: Callable[[nn.Module], Any]) -> Graph:
-    """A recorded training step, after which every so many-th one calls `save`."""
+    """Record a training step, after which every `every`-th one calls `save`."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -50,7 +50,7 @@ def checkpoint(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("every", "at"), [(1, 0), *((5, at) for at in range(5))])
-def test_a_checkpoint_in_some_steps_leaves_the_peak_as_it_is(every: int, at: int) -> None:
+def test_a_checkpoint_in_some_steps_does_not_change_the_peak(every: int, at: int) -> None:
     plain, saving = loop(0, 0, checkpoint), loop(every, at, checkpoint)
     assert "memory_reason" not in saving.meta
     assert replay(saving).peak_bytes == pytest.approx(replay(plain).peak_bytes, rel=0.01)
@@ -61,7 +61,7 @@ def copies(model: nn.Module, alive: list[Any] = []) -> None:  # noqa: B006 (aliv
     alive[:] = [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_memory_is_recorded_again_until_the_steps_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_recorded_again_until_steps_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[bool] = []
 
     def record(built: BuiltWorkload) -> Generator[None, None, Any]:
@@ -79,13 +79,13 @@ def test_memory_is_recorded_again_until_the_steps_agree(monkeypatch: pytest.Monk
     assert records == [True, False] * 2
 
 
-def test_large_copies_that_were_not_watched_are_a_reason_that_is_kept(
+def test_large_unobserved_copies_are_a_stored_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(program, "_RETRIES", 0)
     found = [loop(5, at, copies) for at in range(5)]
     without = [graph for graph in found if not len(graph.memory)]
-    # One of the five turns falls on the recorded step.
+    # One of the five repetitions coincides with the recorded step.
     assert len(without) == 1
     reason = without[0].meta["memory_reason"]
     assert re.search(r"\boperators\b.*\b10\.\d", reason)
@@ -116,7 +116,7 @@ def units() -> Units:
     return find_units(TRACE)
 
 
-def test_what_foreign_operators_allocate_and_free_is_not_the_steps() -> None:
+def test_allocations_of_foreign_operators_do_not_belong_to_the_step() -> None:
     events = (("aten::mm", 0, 9), ("aten::relu", 10, 19), ("copy", 20, 29), ("aten::tanh", 30, 39))
     own = ((1, 100, 1024), (11, 101, 1024), (31, 102, 1024), (35, 100, -1024))
     passing = ((21, 200, 9999), (28, 200, -9999))
@@ -126,14 +126,14 @@ def test_what_foreign_operators_allocate_and_free_is_not_the_steps() -> None:
     assert not isinstance(fitted, str)
     assert fitted[0].changes == tuple(sorted((*own, *retained)))
     assert fitted[1].all()
-    # Inside of a unit it is another way of doing its work.
+    # Inside a unit it is another way to do the unit's work.
     inside = replace(record, end_ns=np.array([9, 29, 29, 39]))
     fitted = fit(inside, units())
     assert not isinstance(fitted, str)
     assert fitted[0].changes == record.changes
 
 
-def test_what_was_not_watched_stands_between_its_neighbours() -> None:
+def test_unobserved_operators_are_placed_between_their_neighbours() -> None:
     record = watched(("aten::mm", 0, 9), ("aten::tanh", 30, 39), changes=((31, 102, 1024),))
     fitted = fit(record, units())
     assert not isinstance(fitted, str)
@@ -145,7 +145,7 @@ def test_what_was_not_watched_stands_between_its_neighbours() -> None:
     assert "1.00 KiB" in reason
 
 
-def test_another_step_is_no_witness() -> None:
+def test_a_different_step_gives_no_memory() -> None:
     record = watched(("aten::conv", 0, 9), ("aten::tanh", 10, 39), changes=((11, 102, 1024),))
     found, reason = allocations(record, TRACE, units(), [])
     assert not len(found)

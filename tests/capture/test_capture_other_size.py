@@ -1,4 +1,4 @@
-"""The untimed step on another number of samples: what it leaves in the graph, and when not."""
+"""The untimed step with another number of samples, and when it is omitted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def recorded(model: nn.Module, *rest: Any) -> Graph:
 
 
 @pytest.mark.parametrize("name", ["mlp inference", *sorted(MODELS)])
-def test_every_call_has_its_other_form_beside_it(name: str) -> None:
+def test_every_call_has_its_form_at_the_other_size(name: str) -> None:
     graph = captured(name)
     rows = 6 if name.startswith("mlp") else 3
     # Three rows are too few to halve.
@@ -36,7 +36,7 @@ def test_every_call_has_its_other_form_beside_it(name: str) -> None:
     assert set(graph.tasks.call[1:].tolist()) == set(range(len(graph.calls)))
 
 
-def test_calls_that_are_equal_by_chance_are_kept_apart() -> None:
+def test_calls_equal_by_coincidence_are_kept_apart() -> None:
     # Eight samples of eight features, and a weight of eight by eight.
     graph = recorded(Doubled(), torch.randn(8, 8))
     squares = [
@@ -89,9 +89,7 @@ class Fixed(nn.Module):
         (Fixed(), "same work"),
     ],
 )
-def test_a_model_that_takes_no_other_batch_is_profiled_all_the_same(
-    model: nn.Module, reason: str
-) -> None:
+def test_a_model_that_takes_no_other_batch_is_still_profiled(model: nn.Module, reason: str) -> None:
     graph = recorded(model, torch.randn(8, 2))
     assert reason in graph.meta["shrunk"]["reason"]
     assert graph.meta["shrunk"]["samples"] == 4
@@ -99,7 +97,7 @@ def test_a_model_that_takes_no_other_batch_is_profiled_all_the_same(
     assert graph.samples == 8
 
 
-def test_a_step_that_hides_its_batch_says_so() -> None:
+def test_a_step_that_hides_its_batch_reports_it() -> None:
     model, batch, _, optimizer = parts("mlp")
 
     def step() -> None:

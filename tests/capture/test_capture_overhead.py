@@ -1,4 +1,4 @@
-"""Taking the profiler's own cost off: against steps whose true times are known."""
+"""Subtraction of the profiler's overhead, against steps with known times."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ counts = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
 
 @given(counts, st.floats(0, 1400), st.randoms())
-def test_a_known_cost_per_event_is_found_and_taken_off(
+def test_a_known_cost_per_event_is_found_and_subtracted(
     inner: list[int], cost: float, random: Random
 ) -> None:
     units = len(inner)
-    # Long enough against the cost that nothing falls below zero.
+    # Long enough relative to the cost that no time becomes negative.
     true = np.array([random.randint(20_000, 90_000) for _ in range(units)], float)
     true_gap = np.array([random.randint(20_000, 90_000) for _ in range(units + 1)], float)
     between = np.array([random.randint(0, 5) for _ in range(units + 1)])
@@ -38,7 +38,7 @@ def test_a_known_cost_per_event_is_found_and_taken_off(
     assert found.gap_ns == pytest.approx(true_gap, abs=40 * units)
 
 
-def test_an_updates_events_count_as_many_as_they_are() -> None:
+def test_events_of_an_update_count_with_their_number() -> None:
     # Two units and gaps of 3 + 1 + 2 events at 100 ns, and an update of 1 + 2 at 10 ns.
     inner, between = np.array([3, 1, 1]), np.array([1, 0, 2, 1])
     update = np.array([False, False, True]), np.array([False, False, True, False])
@@ -56,7 +56,9 @@ times = st.integers(0, 10**6)
 
 
 @given(st.lists(st.tuples(times, times), min_size=1, max_size=8), st.integers(1, 10**7))
-def test_what_remains_sums_to_the_quiet_step(rows: list[tuple[int, int]], quiet_ns: int) -> None:
+def test_the_remaining_times_sum_to_the_quiet_step(
+    rows: list[tuple[int, int]], quiet_ns: int
+) -> None:
     durations = np.array([[row[0] for row in rows]]) + 1
     gaps = np.array([[0, *(row[1] for row in rows)]])
     ones = np.ones(len(rows), np.int64)
@@ -67,7 +69,7 @@ def test_what_remains_sums_to_the_quiet_step(rows: list[tuple[int, int]], quiet_
     assert (found.gap_ns >= 0).all()
 
 
-def test_every_task_keeps_its_least_time() -> None:
+def test_every_task_has_its_minimum_time() -> None:
     durations = np.array([[10_000, 50_000], [30_000, 20_000]])
     gaps = np.zeros((2, 3), np.int64)
     nothing = np.zeros(2, np.int64)
@@ -76,8 +78,8 @@ def test_every_task_keeps_its_least_time() -> None:
     assert found.scale == 1.0
 
 
-def test_contention_is_not_taken_for_the_cost_of_events() -> None:
-    # A tenth of a second over two events: no profiler is that slow, so all tasks shrink alike.
+def test_contention_is_not_mistaken_for_the_cost_of_events() -> None:
+    # A tenth of a second over two events: no profiler is so slow, so all tasks shrink equally.
     found = calibrate(
         np.array([[10**8, 10**8]]), np.zeros((1, 3), np.int64), np.ones(2, np.int64),
         np.zeros(3, np.int64), 10.0**8,
@@ -85,22 +87,22 @@ def test_contention_is_not_taken_for_the_cost_of_events() -> None:
     assert found.duration_ns == pytest.approx([5e7, 5e7])
 
 
-def test_a_step_in_which_nothing_takes_time_is_not_divided_by() -> None:
+def test_a_step_of_zero_time_causes_no_division_by_zero() -> None:
     nothing = np.zeros((1, 1), np.int64)
     found = calibrate(nothing, np.zeros((1, 2), np.int64), nothing[0], np.zeros(2, np.int64), 10.0)
     assert np.isfinite(found.duration_ns).all()
     assert np.isfinite(found.gap_ns).all()
 
 
-def test_contention_shows_in_the_queue_or_in_steps_of_different_lengths() -> None:
+def test_contention_shows_as_queueing_or_in_steps_of_different_lengths() -> None:
     def contended(wall: tuple[int, ...], cpu: int, queued: int, threads: int) -> bool:
         return StepTimes(wall, (cpu,) * len(wall), queued_ns=queued).contended(threads)
 
     calm, uneven = (100, 101, 102), (100, 130, 140)
     assert not contended(calm, 100, 0, 1)
     assert contended(uneven, 100, 0, 1)
-    # The other thread's CPU time is not this thread's.
+    # CPU time of the other thread does not count for this thread.
     assert not contended(calm, 60, 0, 2)
     assert contended(uneven, 60, 0, 2)
-    # All steps held up alike.
+    # All steps delayed equally.
     assert contended(calm, 60, 90, 2)

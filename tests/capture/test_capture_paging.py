@@ -1,4 +1,4 @@
-"""Page faults: watched before the pages are kept, and left alone where they do not matter."""
+"""Page faults: measured before the pages are kept, and ignored if insignificant."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def cpu_times(*cpu: int) -> StepTimes:
     return StepTimes(cpu, cpu)
 
 
-def test_what_steps_took_longer_before_is_the_page_faults_time() -> None:
+def test_the_extra_time_of_earlier_steps_is_that_of_page_faults() -> None:
     watched = steps([12 * _MS] * 3, [1000] * 3)
     assert watched.extra_ns(cpu_times(10 * _MS, 10 * _MS), 1) == 2 * _MS
 
 
-def test_a_busy_machine_does_not_make_page_faults_dearer_than_they_can_be() -> None:
+def test_a_busy_machine_does_not_raise_the_cost_of_page_faults_beyond_its_limit() -> None:
     watched = steps([90 * _MS] * 3, [1000] * 3)
     assert watched.extra_ns(cpu_times(10 * _MS), 1) == 6 * _MS
     quicker = steps([9 * _MS] * 3, [1000] * 3)
     assert 0 < quicker.extra_ns(cpu_times(10 * _MS), 1) < _MS
 
 
-def test_page_faults_that_come_and_go_are_less_sure() -> None:
+def test_irregular_page_faults_are_less_certain() -> None:
     assert steps([1] * 4, [1000] * 4).spread == pytest.approx(paging._MIN_SPREAD)
     assert steps([1] * 4, [0, 2000, 0, 2000]).spread == pytest.approx(paging._MAX_SPREAD)
 
 
 def run(faults_per_step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Faulting | None, int, int]:
-    """What `keep_pages` finds, how many steps it takes, and how often it keeps the pages."""
+    """Return the result of `keep_pages`, the number of steps, and how often pages were kept."""
     counter = itertools.count(step=faults_per_step)
     kept_times: list[bool] = []
     monkeypatch.setattr(heap, "page_faults", lambda: next(counter))
@@ -67,7 +67,9 @@ def test_few_page_faults_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert (taken, times_kept) == (paging._MIN_STEPS, 0)
 
 
-def test_many_are_watched_and_then_the_pages_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_page_faults_are_measured_and_then_pages_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found, taken, times_kept = run(5000, monkeypatch)
     assert found is not None
     assert set(found.faults) == {5000}
@@ -75,7 +77,7 @@ def test_many_are_watched_and_then_the_pages_are_kept(monkeypatch: pytest.Monkey
     assert (taken, times_kept) == (paging._MAX_STEPS + paging._SETTLE, 1)
 
 
-def test_they_are_a_task_of_their_own_at_the_end_of_the_step() -> None:
+def test_page_faults_are_a_separate_task_at_the_end_of_the_step() -> None:
     graph = captured("mlp")
     longer = append_task(graph, PAGE_FAULTS, 5e6, 0.2, Kind.HOST)
     assert page_fault_tasks(longer) == [len(graph)]

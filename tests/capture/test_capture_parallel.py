@@ -1,4 +1,4 @@
-"""Steps that run operators on several threads: real ones, captured here."""
+"""Real steps that run operators on several threads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Branches(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
-        # Both are under way before either is done, so that they need two threads.
+        # Both start before either ends, so that two threads are needed.
         met = threading.Barrier(2)
         done = [_POOL.submit(_along, branch, x, met) for branch in (self.left, self.right)]
         left, right = (future.result() for future in done)
@@ -65,7 +65,7 @@ def _both(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 class Forked(nn.Module):
-    """Two branches, one on a thread of TorchScript's."""
+    """Two branches, one of them on a TorchScript thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,16 +106,16 @@ def _module(graph: Graph, task: int) -> str:
     return graph.string(int(graph.tasks.module[task]))
 
 
-def test_every_operator_of_every_thread_is_there(branches: Graph) -> None:
+def test_every_operator_of_every_thread_is_recorded(branches: Graph) -> None:
     branches.check()
     assert "cpu" in branches.lanes
     assert len(branches.lanes) == 3
     assert count(branches, "aten::addmm", StepPhase.FORWARD) == 2 + 2 * _DEPTH
-    # The gradient of the input of the first layer is not needed.
+    # The gradient of the first layer's input is not needed.
     assert count(branches, "aten::mm", StepPhase.BACKWARD) == 2 * (2 + 2 * _DEPTH) - 1
 
 
-def test_branches_lie_on_lanes_of_their_own_and_know_their_modules(branches: Graph) -> None:
+def test_branches_have_separate_lanes_and_know_their_modules(branches: Graph) -> None:
     left, right = lanes_of(branches, "model.left"), lanes_of(branches, "model.right")
     assert len(left) == len(right) == 1
     assert left != right
@@ -134,8 +134,8 @@ def test_the_step_adds_up_to_the_plain_one(branches: Graph) -> None:
     assert branches.samples == 32
 
 
-def test_a_longer_branch_holds_the_step_up(branches: Graph) -> None:
-    """An intervention on one thread reaches the end of the step through the other."""
+def test_a_longer_branch_delays_the_step(branches: Graph) -> None:
+    """A change on one thread affects the end of the step through the other."""
     handed = branches.edges.kind == Dependency.THREAD_TO_THREAD
     lanes = [
         (branches.lanes[branches.tasks.lane[s]], branches.lanes[branches.tasks.lane[t]])
@@ -152,7 +152,7 @@ def test_a_longer_branch_holds_the_step_up(branches: Graph) -> None:
         and branches.string(int(branches.tasks.name[t])) == "aten::addmm"
     ]
     now = replay(branches).step_ns
-    # More than the other branch can take, however it was held up while it was recorded.
+    # More than the other branch can take, even if it was delayed during recording.
     more = 20 * now
     longer[chosen[0]] += more
 
@@ -160,7 +160,7 @@ def test_a_longer_branch_holds_the_step_up(branches: Graph) -> None:
     assert now + 0.9 * more < then <= (now + more) * (1 + 1e-9)
 
 
-def test_what_cannot_be_recorded_or_predicted_says_so(branches: Graph) -> None:
+def test_unrecordable_and_unpredictable_steps_give_a_reason(branches: Graph) -> None:
     assert "several threads" in branches.meta["memory_reason"]
     assert not len(branches.memory)
     assert "several threads" in branches.meta["regions"]["reason"]
@@ -171,7 +171,7 @@ def test_what_cannot_be_recorded_or_predicted_says_so(branches: Graph) -> None:
         assert "several threads" in reason or "NVIDIA GPUs" in reason
 
 
-def test_torchscripts_forks_are_lanes_too() -> None:
+def test_forks_of_torchscript_are_lanes_too() -> None:
     torch.manual_seed(0)
     graph = captured(Forked(), None, None)
     assert graph.meta["lanes_of"] == "cpu"
@@ -180,7 +180,7 @@ def test_torchscripts_forks_are_lanes_too() -> None:
     assert replay(graph).step_ns == pytest.approx(graph.meta["step_ns"]["wall_minimum"], rel=1e-3)
 
 
-def test_a_thread_that_hardly_computes_is_told_and_not_mixed_in() -> None:
+def test_a_nearly_idle_thread_is_reported_and_not_merged() -> None:
     model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(60))), torch.randn(4, 8)
 
     def step() -> torch.Tensor:
@@ -225,7 +225,7 @@ def test_an_execution_trace_holds_one_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")
-def test_a_workload_that_asks_for_a_device_that_is_not_there(tmp_path: Path) -> None:
+def test_a_workload_that_requests_a_missing_device_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"

@@ -1,4 +1,4 @@
-"""Telling where a step runs."""
+"""Detection of the device and threads of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.workload.built import build_from
 
 @dataclass
 class Event:
-    """What of a Kineto event is read."""
+    """The attributes that are read from a Kineto event."""
 
     thread: int
     begin: int
@@ -34,25 +34,25 @@ class Event:
         return self.thread
 
 
-def test_operators_of_one_thread_are_nowhere_else() -> None:
+def test_operators_of_one_thread_run_on_no_other() -> None:
     assert find_off_thread_work([Event(1, 0, 10), Event(1, 20, 30)]) == OffThreadWork(0, 0.0)
     assert find_off_thread_work([]) == OffThreadWork(0, 0.0)
 
 
-def test_what_other_threads_do_is_a_share_of_time_or_of_number() -> None:
+def test_work_of_other_threads_is_a_share_of_time_or_of_count() -> None:
     own = [Event(1, 10 * n, 10 * n + 10) for n in range(9)]
     assert find_off_thread_work([*own, Event(2, 0, 10)]) == OffThreadWork(1, 0.1)
-    # Nested operators take their time once.
+    # Nested operators count their time once.
     long = [Event(2, 0, 90), Event(2, 10, 20)]
     assert find_off_thread_work([*own, *long]) == OffThreadWork(2, 0.5)
 
 
 @pytest.mark.parametrize("name", ["gloo:all_reduce", "[memory]", "record_param_comms"])
-def test_annotations_of_other_threads_are_no_operators(name: str) -> None:
+def test_annotations_of_other_threads_are_not_operators(name: str) -> None:
     assert find_off_thread_work([Event(1, 0, 10), Event(2, 0, 99, name)]) == OffThreadWork(0, 0.0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")
-def test_where_torch_sees_no_device_there_is_none() -> None:
+def test_without_a_device_of_torch_there_is_none() -> None:
     built = build_from((nn.Linear(2, 2), torch.zeros(1, 2)), (), 0, "linear")
     assert find_device(built) is None

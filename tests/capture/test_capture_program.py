@@ -1,4 +1,4 @@
-"""Capturing real small models: what the graph says against what is known of the model."""
+"""Captures of real small models: the graph against known facts of the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tiny_models import MODELS, captured, in_phase, loss, name_of, parts, worklo
 
 @pytest.fixture(autouse=True)
 def nothing_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps below are known by their numbers: none run only to fill the caches again."""
+    """Skip the steps that only fill caches, so that the steps below have known numbers."""
     monkeypatch.setattr(program, "_SETTLING", 0)
 
 
@@ -31,7 +31,7 @@ ALL = [*sorted(MODELS), "mlp inference", "conv inference"]
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_tasks_and_gaps_sum_to_the_quiet_step(name: str) -> None:
+def test_tasks_and_gaps_sum_to_the_quiet_step(name: str) -> None:
     graph = captured(name)
     total = graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum()
     assert total == pytest.approx(graph.meta["step_ns"]["cpu_minimum"])
@@ -39,7 +39,7 @@ def test_the_tasks_and_gaps_sum_to_the_quiet_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_all_parameters_are_found_and_nothing_else(name: str) -> None:
+def test_exactly_the_parameters_are_found(name: str) -> None:
     graph = captured(name)
     assert len(graph.parameters) == len(list(parts(name)[0].parameters()))
     assert graph.meta["parameters"] == sum(p.numel() for p in parts(name)[0].parameters())
@@ -57,7 +57,7 @@ def test_parameters_are_what_the_optimizer_writes() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_tensor_was_made_before_it_is_used(name: str) -> None:
-    """Every operand comes from an earlier task, or was there before the step."""
+    """Every operand comes from an earlier task or existed before the step."""
     graph = captured(name)
     made: dict[int, int] = {}
     inner = 0
@@ -72,7 +72,7 @@ def test_every_tensor_was_made_before_it_is_used(name: str) -> None:
     assert inner > len(graph) / 4
 
 
-def test_a_layers_output_is_the_next_ones_input() -> None:
+def test_the_output_of_a_layer_is_the_input_of_the_next() -> None:
     graph = captured("mlp")
     forward = in_phase(graph, StepPhase.FORWARD)
     chain = [t for t in forward if name_of(graph, t) in ("aten::addmm", "aten::relu", "aten::gelu")]
@@ -115,7 +115,7 @@ def test_inference_has_no_backward_and_no_update() -> None:
     assert set(graph.tasks.phase[1:].tolist()) == {StepPhase.FORWARD}
 
 
-def test_a_step_that_hides_its_model_still_shows_what_it_updates() -> None:
+def test_a_step_that_hides_its_model_still_shows_its_updates() -> None:
     model, batch, _, optimizer = parts("mlp")
 
     def step() -> None:
@@ -153,7 +153,7 @@ def test_a_step_unlike_the_others_is_recorded_again() -> None:
     assert "aten::sigmoid" not in graph.strings
 
 
-def test_an_operator_of_the_recorded_step_only_is_no_measurement(
+def test_an_operator_of_the_recorded_step_only_is_not_a_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(program, "_RETRIES", 0)
@@ -167,7 +167,7 @@ def test_an_operator_of_the_recorded_step_only_is_no_measurement(
 
 
 class Random(nn.Module):
-    """Never does the same twice."""
+    """Differs in every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,20 +181,20 @@ class Random(nn.Module):
         return x
 
 
-def test_steps_that_differ_are_refused_with_the_place() -> None:
+def test_steps_that_differ_are_refused_with_the_position() -> None:
     with pytest.raises(GraphError, match=r"\b\d+ % of their operators\b.*\boperator 0\b") as caught:
         profile(Workload.of(Random(), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
     assert "branch" in (caught.value.remedy or "")
 
 
-def test_an_odd_step_among_many_is_left_out() -> None:
+def test_an_odd_step_among_many_is_ignored() -> None:
     graph = profile(Workload.of(Fickle(7), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
     assert graph.meta["aligned_steps"] == 2
     assert "aten::sigmoid" not in graph.strings
 
 
 class Branching(nn.Module):
-    """Runs a layer more in one of three steps, as a branch on data would."""
+    """Runs one more layer in one of three steps, like a branch on data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,16 +208,16 @@ class Branching(nn.Module):
         return x.exp()
 
 
-def test_steps_that_branch_are_aligned_and_say_how_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branching_steps_are_aligned_and_report_how_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_RETRIES", 0)
-    # Recorded is the 12th step, of four layers; profiled were the 6th, 7th and 8th.
+    # The 12th step, of four layers, is recorded; the 6th, 7th and 8th were profiled.
     graph = profile(Workload.of(Branching(), torch.randn(2, 16)), warmup=1, steps=3, threads=1)
     assert 0 < graph.meta["unaligned_share"] < 0.4
     names = [graph.strings[name] for name in graph.tasks.name]
     assert names.count("aten::addmm") in (3, 4)
     assert names.count("aten::exp") == 1
-    # Of a short operator nothing may be left once the profiler's cost is off; what only the
-    # recorded step ran comes on top.
+    # A short operator may have no time after subtracting the profiler's cost; operators of only
+    # the recorded step come on top.
     graph.check()
     assert replay(graph).step_ns >= 0.999 * graph.meta["step_ns"]["cpu_minimum"]
 
@@ -242,7 +242,7 @@ class Failing(nn.Module):
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 7, 9, 11])
-def test_an_error_of_the_step_comes_through_and_leaves_all_as_it_was(step: int) -> None:
+def test_an_error_of_the_step_is_raised_and_all_state_is_restored(step: int) -> None:
     with pytest.raises(ValueError, match="broken here"):
         profile(Workload.of(Failing(step), torch.randn(2)), warmup=1, steps=3, threads=1)
     assert gc.isenabled()
@@ -252,9 +252,9 @@ def test_an_error_of_the_step_comes_through_and_leaves_all_as_it_was(step: int) 
 
 
 class Watching(nn.Module):
-    """Notes of each of its steps whether garbage is collected; for their numbers see `Fickle`."""
+    """Records for each of its steps whether garbage is collected; step numbers as in `Fickle`."""
 
-    # Of the class: a capture runs a copy of the model.
+    # A class attribute, because a capture runs a copy of the model.
     collecting: ClassVar[list[bool]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -262,7 +262,7 @@ class Watching(nn.Module):
         return x + 1
 
 
-def test_no_garbage_is_collected_in_steps_with_the_profiler() -> None:
+def test_no_garbage_is_collected_in_profiled_steps() -> None:
     Watching.collecting.clear()
     profile(Workload.of(Watching(), torch.randn(2)), warmup=1, steps=3, threads=1)
     plain, profiled, memory = (Watching.collecting[i:j] for i, j in ((2, 5), (5, 8), (8, 10)))
@@ -288,13 +288,13 @@ def test_a_capture_collects_once_and_leaves_frozen_objects_frozen(
         monkeypatch.setattr(gc, "collect", counted)
         profile(workload("mlp"), warmup=1, steps=9, threads=1)
         assert collections == 1
-        # Some of them may have been freed, but none was handed back to the collector.
+        # Some may have been freed, but none was returned to the collector.
         assert 0.9 * frozen < gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()
 
 
-def test_who_keeps_garbage_keeps_it() -> None:
+def test_garbage_stays_if_collection_is_disabled() -> None:
     gc.disable()
     try:
         profile(workload("mlp"), warmup=1, steps=3, threads=1)
@@ -306,7 +306,7 @@ def test_who_keeps_garbage_keeps_it() -> None:
 def test_measured_times_are_real() -> None:
     graph = captured("transformer")
     assert (graph.tasks.duration_ns[1:] >= 0).all()
-    # However busy the machine is: the plain steps' CPU time is shared out among all.
+    # Regardless of load, the plain steps' CPU time is divided among all tasks.
     assert (graph.tasks.duration_ns + graph.tasks.gap_ns).sum() > 100 * len(graph)
     assert graph.meta["profiler_ns_per_event"] >= 0
     assert graph.meta["threads"] == 1
@@ -317,7 +317,7 @@ def test_by_default_a_capture_profiles_two_dozen_steps() -> None:
     assert CaptureSettings().steps == 24
 
 
-def test_a_machine_that_becomes_busy_gets_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_becomes_busy_runs_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_MAX_CAPTURE_S", 0.5)
     weight, calls = torch.ones(8, 8), itertools.count()
 

@@ -1,4 +1,4 @@
-"""Compiled regions: what a real torch.compile of a small model with a graph break records."""
+"""Regions of a real torch.compile of a small model with a graph break."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slipstream.workload import BuiltWorkload, build_from
 
 
 class Broken(nn.Module):
-    """Reads a number out of the middle of its forward pass, which torch.compile cannot follow."""
+    """Reads a number in the middle of its forward pass, which torch.compile cannot trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def recorded() -> tuple[BuiltWorkload, Graph]:
     return built, record(built, "regions")
 
 
-def test_regions_are_recorded_only_when_asked_for() -> None:
+def test_regions_are_recorded_only_on_request() -> None:
     assert "regions" not in record(build()).meta
 
 
@@ -87,9 +87,9 @@ def test_every_region_has_a_time_and_all_is_json(recorded: tuple[BuiltWorkload, 
     assert found["compiled_ns"] > 0
 
 
-def test_compiling_costs_what_a_warm_step_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_time_is_the_extra_of_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     built = build()
-    # The first step takes 10 s of a processor, others 1 s; 0.5 s go by between them.
+    # The first step takes 10 s of CPU time, others 1 s; 0.5 s pass between them.
     seconds = itertools.accumulate(itertools.chain([0.0, 10.0], itertools.cycle([0.5, 1.0])))
     monkeypatch.setattr("slipstream.capture.compiling._cpu_s", lambda: next(seconds))
     with Compiling(built.model, 1, lambda line: None) as compiling:
@@ -108,7 +108,7 @@ def test_the_graph_break_is_named_and_its_operator_stays(
     assert any("item()" in graph_break["reason"] for graph_break in found["breaks"])
 
 
-def test_regions_and_what_calls_them_fit_into_the_compiled_step(
+def test_regions_and_their_callers_fit_into_the_compiled_step(
     recorded: tuple[BuiltWorkload, Graph],
 ) -> None:
     graph = recorded[1]
@@ -119,17 +119,17 @@ def test_regions_and_what_calls_them_fit_into_the_compiled_step(
     assert found["overhead_ns"] > 0
 
 
-def test_overhead_is_what_frames_take_beyond_regions_and_operators_that_stay() -> None:
+def test_overhead_is_the_time_of_frames_beyond_regions_and_remaining_operators() -> None:
     graph = record(build())
     rows = [
-        ("aten::addmm", 0, 5),  # before: not the compiled model's
+        ("aten::addmm", 0, 5),  # before: not of the compiled model
         ("TorchDynamo Cache Lookup", 10, 13),
         ("Torch-Compiled Region: 0/0", 20, 100),
         ("CompiledFunction", 25, 70),
-        ("aten::relu", 26, 28),  # a wrapper's own
+        ("aten::relu", 26, 28),  # of a wrapper itself
         ("## Call CompiledFxGraph abc ##", 30, 60),
         ("aten::addmm", 40, 50),
-        ("aten::relu", 80, 90),  # a graph break's
+        ("aten::relu", 80, 90),  # of a graph break
         ("autograd::engine::evaluate_function: CompiledFunctionBackward", 200, 300),
         ("CompiledFunctionBackward", 210, 290),
         ("## Call CompiledFxGraph def ##", 220, 280),
@@ -140,7 +140,7 @@ def test_overhead_is_what_frames_take_beyond_regions_and_operators_that_stay() -
     assert _overhead_ns(graph, step) == 3 + (80 - 30 - 10) + (100 - 60)
 
 
-def test_covered_are_the_models_tasks_but_not_the_gradients_adding_up(
+def test_tasks_of_the_model_are_covered_but_not_gradient_accumulation(
     recorded: tuple[BuiltWorkload, Graph],
 ) -> None:
     graph = recorded[1]
@@ -157,7 +157,7 @@ def test_covered_are_the_models_tasks_but_not_the_gradients_adding_up(
     assert len(fewer["backward"]) < len(covered["backward"])
 
 
-def test_the_model_is_as_it_was_afterwards(recorded: tuple[BuiltWorkload, Graph]) -> None:
+def test_the_model_is_restored(recorded: tuple[BuiltWorkload, Graph]) -> None:
     built = recorded[0]
     assert built.model._compiled_call_impl is None
     regions: Any = recorded[1].meta["regions"]
@@ -174,7 +174,7 @@ def test_the_model_is_as_it_was_afterwards(recorded: tuple[BuiltWorkload, Graph]
         ("the operator aten::odd is not supported\nmore", "aten::odd is not supported", "TORCH_"),
     ],
 )
-def test_what_cannot_be_compiled_says_why_and_the_steps_go_on(
+def test_uncompilable_models_give_a_reason_and_steps_continue(
     monkeypatch: pytest.MonkeyPatch, message: str, reason: str, remedy: str
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -190,7 +190,7 @@ def test_what_cannot_be_compiled_says_why_and_the_steps_go_on(
     assert torch.isfinite(built.step())
 
 
-def test_a_hidden_model_and_a_compiled_one_are_not_compiled() -> None:
+def test_hidden_and_compiled_models_are_not_compiled() -> None:
     graph = record(build())
     hidden = BuiltWorkload(None, step=lambda: None)
     found = run(hidden, record_regions(hidden, graph, 1, lambda line: None))

@@ -1,4 +1,4 @@
-"""The statistic "spectra": against torch's own decomposition, exact and by projection."""
+"""The "spectra" statistic, against torch's decomposition, exact and by projection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_all_values_of_a_small_matrix(shape: tuple[int, ...], dtype: torch.dtype
     assert found.energy(len(found.values)) == pytest.approx(1.0)
 
 
-def test_energy_and_rank_are_each_others_inverse() -> None:
+def test_energy_and_rank_are_inverse_functions() -> None:
     found = of(torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.0])))
     assert found.energy(1) == pytest.approx(9 / 14)
     assert [found.rank(share) for share in (0.1, 9 / 14 - 1e-6, 0.65, 0.9, 0.99)] == [1, 1, 2, 2, 3]
@@ -53,11 +53,11 @@ def test_a_large_matrix_gets_its_largest_values(monkeypatch: pytest.MonkeyPatch)
     assert all(v <= t * (1 + 1e-5) for v, t in zip(found.values, true.tolist(), strict=False))
     assert found.rank(0.9999999) is None
     assert found.norm == pytest.approx(float(matrix.norm()), rel=1e-6)
-    assert of(matrix) == found  # the same random numbers every time, and nobody else's
+    assert of(matrix) == found  # the same random numbers every time, from a separate generator
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_what_is_not_finite_has_no_spectrum() -> None:
+def test_a_matrix_with_nonfinite_values_has_no_spectrum() -> None:
     assert spectrum("w", torch.tensor([[1.0, float("nan")], [0.0, 1.0]]), "weight") is None
     assert spectrum("w", torch.tensor([[1.0, float("inf")], [0.0, 1.0]]), "weight") is None
 

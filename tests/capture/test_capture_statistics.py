@@ -1,4 +1,4 @@
-"""Statistics of real steps: recorded after the timed ones, of functions' steps and scripts'."""
+"""Statistics of real steps of functions and scripts, recorded after the timed ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def words() -> BuiltWorkload:
     return build((model, batch, cross_entropy, torch.optim.SGD(model.parameters(), 0.1)))
 
 
-def test_all_of_them_agree_with_the_model_and_its_batch() -> None:
+def test_all_statistics_agree_with_the_model_and_its_batch() -> None:
     built = words()
     found = record(built, *OF_VALUES).statistics
     assert found.recorded == tuple(sorted(OF_VALUES))
@@ -47,13 +47,13 @@ def test_all_of_them_agree_with_the_model_and_its_batch() -> None:
         f"model.{name}" for name, _ in built.model.named_parameters()
     ]
     seen = set(table.hot_ids)
-    assert found.grads[0].zeros >= 1 - len(seen) / 11  # rows that nobody looked up
+    assert found.grads[0].zeros >= 1 - len(seen) / 11  # rows that were not looked up
     by_module = {entry.module: entry for entry in found.sparsity}
     assert by_module["model.1"].outputs == by_module["model.3"].inputs
     assert 0.2 < (by_module["model.1"].outputs or 0.0) < 0.8
 
 
-def test_only_what_was_asked_for_is_recorded() -> None:
+def test_only_requested_statistics_are_recorded() -> None:
     found = record(words(), "ids").statistics
     assert found.recorded == ("ids",)
     assert found.ids
@@ -61,7 +61,7 @@ def test_only_what_was_asked_for_is_recorded() -> None:
     assert record(words()).statistics.recorded == ()
 
 
-def test_it_takes_steps_of_its_own_and_leaves_the_tasks_as_they_are() -> None:
+def test_statistics_take_separate_steps_and_leave_tasks_unchanged() -> None:
     plain, recorded = record(words()), record(words(), *OF_VALUES)
     assert recorded.meta["steps"] == plain.meta["steps"] == 3
     assert recorded.meta["events_per_step"] == plain.meta["events_per_step"]
@@ -70,7 +70,7 @@ def test_it_takes_steps_of_its_own_and_leaves_the_tasks_as_they_are() -> None:
     assert np.array_equal(recorded.memory.nbytes, plain.memory.nbytes)
 
 
-def test_where_there_is_nothing_the_reason_is_kept() -> None:
+def test_the_reason_of_an_absent_statistic_is_stored() -> None:
     model = nn.Conv2d(1, 1, 1)
     found = record(build((model, torch.randn(1, 1, 4, 4))), *OF_VALUES).statistics
     assert "no embedding" in found.reasons["ids"]
@@ -100,7 +100,7 @@ def test_a_step_that_hides_its_model_still_shows_ids_and_gradients() -> None:
     assert "hides its model" in found.reasons["sparsity"]
 
 
-def test_a_compiled_model_is_looked_at_uncompiled() -> None:
+def test_a_compiled_model_is_observed_uncompiled() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     # Without Inductor, no C++ has to be compiled.

@@ -1,4 +1,4 @@
-"""Reading an execution trace: arguments, storages, and what a broken file does."""
+"""Execution traces: arguments, storages, and damaged files."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def test_parameters_are_taken_out_of_the_step(recorded: Path) -> None:
             assert rest[node.parent].name == by_name[id(node.call)]
 
 
-def test_without_parameters_the_step_is_as_it_was(recorded: Path) -> None:
+def test_without_parameters_the_step_is_unchanged(recorded: Path) -> None:
     _, rest = take_parameters(read_trace(recorded))
     assert take_parameters(rest) == ([], rest)
 
 
-def test_what_an_error_ended_leaves_its_parts_where_it_was_called(tmp_path: Path) -> None:
+def test_parts_of_a_failed_call_belong_to_its_caller(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     x = torch.ones(2, 2)
     observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
@@ -124,7 +124,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 @given(share=st.floats(0, 1, exclude_max=True))
 @settings(deadline=None, max_examples=30)
-def test_a_file_cut_off_anywhere_is_an_error(
+def test_a_truncated_file_is_an_error(
     recorded: Path, share: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     whole = recorded.read_bytes().rstrip()

@@ -1,4 +1,4 @@
-"""Which operators become tasks, in which phase, and to which module they belong."""
+"""The operators that become tasks, and their phases and modules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_operator_with_a_kernel_and_a_composite_form_is_a_unit() -> None:
     assert len(find_units([node("aten::silu_backward")]).nodes) == 1
 
 
-def test_module_annotations_are_no_events() -> None:
+def test_module_annotations_are_not_events() -> None:
     nodes = [node(PREFIX + "model"), node(PREFIX + "model.a", 0), node("aten::mm", 1)]
     units = find_units(nodes)
     assert units.events == ("aten::mm",)
@@ -65,7 +65,7 @@ def test_backward_belongs_to_the_module_of_its_number(first: int) -> None:
     assert [StepPhase(p).name for p in units.phase] == ["FORWARD"] * 2 + ["BACKWARD"] * 2
 
 
-def test_what_the_engine_adds_belongs_to_the_operator_it_evaluates() -> None:
+def test_operators_added_by_the_engine_belong_to_the_one_it_evaluates() -> None:
     nodes = [
         node(PREFIX + "model.a"), node("aten::mm", 0, 7),
         node(ENGINE + "MmBackward0"), node("MmBackward0", 2, 7), node("aten::mm", 3),
@@ -76,7 +76,7 @@ def test_what_the_engine_adds_belongs_to_the_operator_it_evaluates() -> None:
     assert units.sequence[-1] == 7
 
 
-def test_accumulation_belongs_to_where_the_gradient_was_made() -> None:
+def test_accumulation_belongs_to_the_module_that_made_the_gradient() -> None:
     nodes = [
         node(PREFIX + "model.a"), node("aten::mm", 0, 7, (1, 2)),
         node(ENGINE + "MmBackward0"), node("MmBackward0", 2, 7), node("aten::mm", 3, -1, (2, 9)),
@@ -87,7 +87,7 @@ def test_accumulation_belongs_to_where_the_gradient_was_made() -> None:
 
 
 def test_the_operator_that_made_the_autograd_node_is_the_last_with_its_number() -> None:
-    # An operator that needs no gradient shows the number the next one will take.
+    # An operator that needs no gradient has the number of the next one.
     nodes = [
         node(PREFIX + "model.a"), node("aten::mm", 0, 7),
         node(PREFIX + "model.b"), node("aten::mm", 2, 7),
@@ -116,7 +116,7 @@ OUTSIDE = ("aten::view", "aten::_log_softmax", "aten::nll_loss", "aten::ones_lik
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_task_of_the_model_knows_its_module(name: str) -> None:
-    """All but the loss, which `tiny_models` computes outside of any module."""
+    """All except the loss, which `tiny_models` computes outside modules."""
     graph = captured(name)
     names = {"model"} | {f"model.{part}" for part, _ in parts(name)[0].named_modules() if part}
     for phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
@@ -131,7 +131,7 @@ def test_every_task_of_the_model_knows_its_module(name: str) -> None:
 def test_every_task_has_its_phase(name: str) -> None:
     graph = captured(name)
     phases = graph.tasks.phase[1:]
-    # The last task is the step's own `loss.detach()`, after everything.
+    # The last task is the step's `loss.detach()`.
     assert name_of(graph, len(graph) - 1) == "aten::detach"
     assert phases[-1] == StepPhase.OTHER
     forward, backward, update = StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER
@@ -140,13 +140,13 @@ def test_every_task_has_its_phase(name: str) -> None:
 
 
 def weight_of(graph: Graph, task: int) -> int:
-    """The parameter storage a task reads, or -1."""
+    """Return the parameter storage that a task reads, or -1."""
     found = set(graph.storages(task).tolist()) & set(graph.parameters.tolist())
     return min(found, default=-1)
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer", "transformer, separate projections"])
-def test_backward_products_with_a_weight_belong_to_the_layer_that_holds_it(name: str) -> None:
+def test_backward_matmuls_with_a_weight_belong_to_its_layer(name: str) -> None:
     """An independent reference: the weight's storage, which the attribution does not use."""
     graph = captured(name)
     owner = {
@@ -173,7 +173,7 @@ def test_source_lines_name_the_users_file() -> None:
     assert any(source.startswith("tiny_models.py:") for source in sources)
 
 
-def test_the_update_and_the_backward_pass_have_the_lines_that_asked_for_them() -> None:
+def test_the_update_and_the_backward_pass_have_the_lines_that_called_them() -> None:
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
     inputs = torch.randn(2, 4)

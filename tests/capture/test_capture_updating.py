@@ -1,4 +1,4 @@
-"""The weight update's own time: watched in plain steps, found among units, calibrated apart."""
+"""The time of the weight update: measured in plain steps, found among units, calibrated apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stepped(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def test_each_update_is_taken_once() -> None:
+def test_each_update_counts_once() -> None:
     optimizer = stepped(nn.Linear(8, 8))
     with UpdateClock(optimizer) as clock:
         assert clock.take() == UpdateTime(0, 0)
@@ -34,20 +34,20 @@ def test_each_update_is_taken_once() -> None:
     assert clock.take() == UpdateTime(0, 0)
 
 
-def test_what_is_no_optimizer_takes_no_time() -> None:
+def test_an_object_without_a_step_takes_no_time() -> None:
     with UpdateClock(None) as clock:
         assert clock.take() == UpdateTime(0, 0)
 
 
-def test_the_least_update_counts_on_the_clock_that_the_step_is_timed_by() -> None:
+def test_the_minimum_update_counts_on_the_clock_of_the_step() -> None:
     times = StepTimes((9, 9), (8, 8), (), (UpdateTime(5, 3), UpdateTime(4, 2)))
     assert times.quiet_update_ns(1) == 2
     assert times.quiet_update_ns(2) == 4
     assert StepTimes((9,), (8,)).quiet_update_ns(1) == 0
 
 
-def test_each_part_has_the_cost_that_its_own_times_show() -> None:
-    # Two units of the backward pass, whose events cost 100 ns each, and two of the update at 20.
+def test_each_part_has_the_cost_that_its_times_show() -> None:
+    # Two units of the backward pass, whose events cost 100 ns each, and two of the update at 20 ns.
     inner = np.array([10, 10, 10, 10])
     durations = np.array([[3000.0, 3000.0, 1200.0, 1200.0]])
     gaps, between = np.zeros((1, 5)), np.zeros(5, np.int64)
@@ -62,10 +62,10 @@ def test_each_part_has_the_cost_that_its_own_times_show() -> None:
     assert together.duration_ns[2:].sum() < 2000
 
 
-def test_the_update_of_a_real_step_has_the_time_it_was_seen_to_take(
+def test_the_update_of_a_real_step_has_its_measured_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # So long that what the machine does beside it does not matter.
+    # So long that concurrent work of the machine does not matter.
     least = 1_000_000_000
 
     class Watching(UpdateClock):

@@ -1,4 +1,4 @@
-"""The statistic "sparsity": zeros around modules, in place or not, with and without backward."""
+"""The "sparsity" statistic: zeros around modules, in place or not, with and without backward."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_zeros_in_and_out_of_a_relu(inplace: bool) -> None:
     assert last.weights == 0.0
 
 
-def test_an_inference_has_no_gradients_and_numbers_of_whole_kind_no_share() -> None:
+def test_inference_has_no_gradients_and_integers_have_no_share() -> None:
     model = nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 2))
     with torch.no_grad():
         found = zeros_of(model, torch.tensor([0, 1]), backward=False)
@@ -47,7 +47,7 @@ def test_an_inference_has_no_gradients_and_numbers_of_whole_kind_no_share() -> N
     assert found["model.1"].gradients is None
 
 
-def test_nothing_is_left_behind() -> None:
+def test_hooks_are_removed() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     zeros_of(model, torch.ones(1, 2), backward=True)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
