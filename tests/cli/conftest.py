@@ -1,4 +1,4 @@
-"""The command as a user runs it: another process, its output apart, no trace left behind."""
+"""The command as a user runs it: in another process, with separate output and no traces left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_workload(batch_size=4, width=16):
 
 @dataclass(frozen=True)
 class Refusal:
-    """The parts of the one error that a command ended with, as of `SlipstreamError`.
+    """The parts of the single error that a command ended with, as of `SlipstreamError`.
 
     Attributes:
         before: what was said before it.
@@ -50,14 +50,14 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Shell:
-    """A folder to run the command in, with a temporary folder and cache of its own."""
+    """A folder to run the command in, with separate temporary and cache folders."""
 
     folder: Path
     environment: dict[str, str]
 
     @property
     def temporary(self) -> Path:
-        """Where the command and all its children put temporary files."""
+        """Return the folder for temporary files of the command and all its children."""
         return Path(self.environment["TMPDIR"])
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
@@ -74,7 +74,7 @@ class Shell:
         )
 
     def __call__(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Run ``slipstream ARGUMENTS`` to its end, in a fork of this process; so its children."""
+        """Run ``slipstream ARGUMENTS`` to its end in a fork of this process, like its children."""
         import_what_steps_need()
         outputs = [self.folder.parent / name for name in ("stdout", "stderr")]
         pid = os.fork()
@@ -93,7 +93,7 @@ class Shell:
     briefly = __call__
 
     def refused(self, code: int, *arguments: object) -> Refusal:
-        """Run it: it ends with `code` and one error, prints nothing, and shows no traceback."""
+        """Run a command that must end with `code` and one error, without output or traceback."""
         run = self(*arguments)
         assert run.returncode == code, run.stderr
         assert run.stdout == ""
@@ -105,17 +105,17 @@ class Shell:
         return Refusal(what, where, remedy, before)
 
     def left_over(self) -> list[str]:
-        """What of ours lies in the temporary folder (torch keeps a cache there, too)."""
+        """Return our files in the temporary folder, where torch has a cache, too."""
         return [path.name for path in self.temporary.glob("slipstream-*")]
 
     def processes(self) -> list[str]:
-        """Commands of the processes that were started from here and still live."""
+        """Return commands of the processes started from here that are still running."""
         import psutil
 
         found = []
         for process in psutil.process_iter():
             try:
-                # Forks show the environment of this process, but they work in a folder of theirs.
+                # Forks inherit this environment, but work in another folder.
                 ours = process.environ().get("TMPDIR") == self.environment["TMPDIR"]
                 ours |= Path(process.cwd()).is_relative_to(self.folder.parent)
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
@@ -167,10 +167,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slipstream(tmp_path: Path, cache: Path) -> Iterator[Shell]:
-    """Run the command in a fresh folder with ``train.py``; nothing may be left when it ended."""
+    """Run the command in a new folder with ``train.py``; check that nothing is left afterwards."""
     shell = _shell(tmp_path, cache)
     yield shell
-    # What was killed is gone a moment later; what was not would live for longer than that.
+    # Killed processes end a moment later; others would live for longer than that.
     until = time.monotonic() + _GONE_S
     while shell.processes() and time.monotonic() < until:
         time.sleep(0.02)
@@ -189,7 +189,7 @@ class Recorded:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Recorded:
-    """A recording of a tiny workload, and how the command that made it went."""
+    """A recording of a tiny workload, and the outcome of the command that made it."""
     shell = _shell(tmp_path_factory.mktemp("recorded"), cache)
     run = shell(
         "profile", "train.py:make_workload", "--set", "batch_size=4", "--steps", 3, "--json",
@@ -201,7 +201,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Recorded:
 
 @pytest.fixture
 def snapshot() -> Callable[[Path], dict[str, object]]:
-    """Every path of a folder with its content and time."""
+    """Return every path of a folder with its content and time."""
 
     def take(folder: Path) -> dict[str, object]:
         return {

@@ -1,4 +1,4 @@
-"""``slipstream advise``: every technique on paper, ranked, with one line on what to do next."""
+"""``slipstream advise``: all techniques predicted and ranked, with one line on what to do next."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_installed_technique_is_judged(recorded: Any) -> None:
     run = recorded.shell("advise", recorded.path.name, "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)["predictions"]
-    # Without a cluster, what spreads a step over one is not asked.
+    # Without a cluster, techniques that distribute a step are omitted.
     alone = {name for name, kind in technique.registry().items() if not kind.traits.is_distributed}
     assert {prediction["technique"].partition(":")[0] for prediction in found} == alone
     singles = {
@@ -72,7 +72,7 @@ def test_the_first_choice_of_a_script_is_measured(slipstream: Any) -> None:
         assert stored["rows"][0]["predicted_speedup"] == shown["speedup"]
 
 
-def test_a_command_repeats_what_was_recorded(recorded: Any) -> None:
+def test_recorded_arguments_are_repeated(recorded: Any) -> None:
     graph = load(recorded.path)
     recipe = {
         "target": "my script.py", "arguments": {"n": 2, "size": "a b"}, "threads": 1,
@@ -94,7 +94,7 @@ def _predicted(name: str, ratio: float, kind: QualityKind, width: float = 0.01) 
     )  # fmt: skip
 
 
-def test_why_a_smaller_gain_comes_next_is_said() -> None:
+def test_explains_why_a_smaller_gain_is_ranked_first() -> None:
     batch = _predicted("batch_size:x2", 0.5, QualityKind.NEEDS_TRAINING)
     vague = _predicted("amp:bf16", 0.6, QualityKind.ROUNDING, width=0.5)
     fused = _predicted("fused_optimizer:fused", 0.8, QualityKind.ROUNDING)
@@ -114,19 +114,19 @@ def test_why_a_smaller_gain_comes_next_is_said() -> None:
     assert re.search(r"\bgoal\b.*\bcertain\b", why(vague, small, best=small, goals=[goal]))
 
 
-def test_a_goal_that_cannot_be_met_is_said(recorded: Any) -> None:
+def test_reports_a_goal_that_cannot_be_met(recorded: Any) -> None:
     run = recorded.shell("advise", recorded.path.name, "--goal", "latency<1ns", "--no-combinations")
     assert run.returncode == 0, run.stderr
     assert re.search(r"\b1\.00 ns\b.*\bnothing\b", run.stdout)
 
 
-def test_a_goal_that_is_none_is_refused_before_anything_runs(recorded: Any) -> None:
+def test_refuses_an_invalid_goal_before_anything_runs(recorded: Any) -> None:
     run = recorded.shell("advise", "no_such_file.py", "--goal", "memory")
     assert run.returncode == 2
     assert "memory<8GiB" in run.stderr
 
 
-def test_what_cannot_be_proved_on_a_script_is_said(slipstream: Any) -> None:
+def test_reports_techniques_that_cannot_be_proved_on_a_script(slipstream: Any) -> None:
     (slipstream.folder / "script.py").write_text(_SCRIPT)
     run = slipstream("advise", "script.py", "--steps", 2, "--no-combinations", "--no-check")
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""``slipstream apply``: the real transformation beside the original, from the same seed."""
+"""``slipstream apply``: the transformed step next to the original, from the same seed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 
-def test_both_are_run_and_nothing_of_the_users_is_changed(
+def test_both_are_run_and_no_user_file_is_changed(
     slipstream: Any, snapshot: Callable[[Path], dict[str, object]]
 ) -> None:
-    # A script that goes on from its own checkpoint must find none: each run begins anew.
+    # A script that resumes from its checkpoint must find none: each run starts from scratch.
     (slipstream.folder / "script.py").write_text(
         "import os, torch\nfrom train import make_workload\n"
         "model, (inputs, targets), loss, optimizer = make_workload()\n"
@@ -30,18 +30,18 @@ def test_both_are_run_and_nothing_of_the_users_is_changed(
     found = json.loads(run.stdout)
     assert len(found["losses_before"]) == len(found["losses_after"]) == 5
     assert found["finite"]
-    # bfloat16 has 8 bits: close, and not the same.
+    # bfloat16 has 8 bits: close, but not equal.
     assert found["losses_after"] == pytest.approx(found["losses_before"], rel=0.05)
     assert found["losses_after"] != found["losses_before"]
     assert snapshot(slipstream.folder) == before
 
 
-def test_write_edits_the_file_and_undo_takes_it_back(slipstream: Any) -> None:
+def test_write_edits_the_file_and_undo_restores_it(slipstream: Any) -> None:
     train = slipstream.folder / "train.py"
     before = train.read_bytes()
     run = slipstream("apply", "train.py:make_workload", "-t", "fused_optimizer+amp", "--write")
     assert run.returncode == 0, run.stderr
-    # Plain in a pipe, and every line whole.
+    # Plain text in a pipe, without broken lines.
     added = "+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)"
     assert added in run.stdout.splitlines()
     assert re.search(r"\btrain\.py\b.*\bedited\b.*\btrain\.py\.orig\b", run.stderr)
@@ -49,7 +49,7 @@ def test_write_edits_the_file_and_undo_takes_it_back(slipstream: Any) -> None:
     assert b"fused=True" in train.read_bytes()
     assert b"torch.autocast" in train.read_bytes()
     assert (slipstream.folder / "train.py.orig").read_bytes() == before
-    # The edited file is a workload, which does by itself what the techniques did to the old one.
+    # The edited file is a workload that includes the techniques.
     again = slipstream("apply", "train.py:make_workload", "-t", "amp+fused_optimizer", "--json")
     assert again.returncode == 0, again.stderr
     found = json.loads(again.stdout)
@@ -64,7 +64,7 @@ def test_write_edits_the_file_and_undo_takes_it_back(slipstream: Any) -> None:
     assert re.search(r"\bsaved\b.*\btrain\.py\.undone\b", run.stderr)
 
 
-def test_a_class_is_written_at_every_place_where_the_model_is_built_of_it(slipstream: Any) -> None:
+def test_a_class_is_edited_wherever_the_model_constructs_it(slipstream: Any) -> None:
     train = slipstream.folder / "blocks.py"
     train.write_text(
         "import torch\nfrom torch import nn\n\n"
@@ -96,7 +96,7 @@ def test_a_class_is_written_at_every_place_where_the_model_is_built_of_it(slipst
     assert train.read_bytes() == before
 
 
-def test_a_reader_that_leaves_does_not_stop_the_writing(slipstream: Any) -> None:
+def test_a_closed_pipe_does_not_stop_the_writing(slipstream: Any) -> None:
     train = slipstream.folder / "train.py"
     before = train.read_bytes()
     reading, writing = os.pipe()
@@ -112,7 +112,7 @@ def test_a_reader_that_leaves_does_not_stop_the_writing(slipstream: Any) -> None
     assert (slipstream.folder / "train.py.orig").read_bytes() == before
 
 
-def test_undo_without_a_backup_says_so(slipstream: Any) -> None:
+def test_undo_reports_a_missing_backup(slipstream: Any) -> None:
     error = slipstream.refused(1, "apply", "train.py:make_workload", "--undo")
     assert "'train.py.orig'" in error.what
 
@@ -136,7 +136,7 @@ def test_a_malformed_request_is_a_usage_error_with_a_remedy(
     assert remedy in error.remedy
 
 
-def test_why_nothing_is_written_is_said_once(slipstream: Any) -> None:
+def test_the_reason_for_no_edit_is_reported_once(slipstream: Any) -> None:
     (slipstream.folder / "two.py").write_text(
         "import torch\n"
         "first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)\n"
@@ -157,7 +157,7 @@ def test_why_nothing_is_written_is_said_once(slipstream: Any) -> None:
     assert re.search(why, machine.stderr)
 
 
-def test_what_the_step_does_already_is_not_transformed(slipstream: Any) -> None:
+def test_a_technique_that_the_step_already_uses_is_not_applied(slipstream: Any) -> None:
     (slipstream.folder / "making.py").write_text(
         "import torch\nfrom train import make_workload\n"
         "def make():\n"
@@ -183,7 +183,7 @@ def test_what_the_step_does_already_is_not_transformed(slipstream: Any) -> None:
     assert json.loads(run.stdout)["not_run"] is None
 
 
-def test_a_scripts_edited_loop_runs_before_it_is_written(slipstream: Any) -> None:
+def test_the_edited_loop_of_a_script_runs_before_it_is_written(slipstream: Any) -> None:
     (slipstream.folder / "script.py").write_text(
         "from train import make_workload\n"
         "import torch\n"

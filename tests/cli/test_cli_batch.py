@@ -15,7 +15,7 @@ from slipstream.verbs.batch.samples import BatchSample, Facts
 from slipstream.verbs.batch.tries import Try
 
 
-def test_sizes_that_are_asked_for(slipstream: Any) -> None:
+def test_requested_sizes_are_predicted(slipstream: Any) -> None:
     run = slipstream(
         "batch", "train.py:make_workload", "--sizes", "4,16,40", "--threads", 1, "--limit", "4GiB",
         "--svg", "batch.svg", "--json",
@@ -39,7 +39,7 @@ def test_sizes_that_are_asked_for(slipstream: Any) -> None:
         (["--limit", "8 elephants"], "8 elephants"),
     ],
 )
-def test_what_is_asked_wrongly_is_told(slipstream: Any, arguments: list[str], says: str) -> None:
+def test_invalid_requests_are_reported(slipstream: Any, arguments: list[str], says: str) -> None:
     assert says in slipstream.refused(2, "batch", "train.py:make_workload", *arguments).what
 
 
@@ -52,7 +52,7 @@ def words(
     return batch_table(model, more.get("throughput"), more.get("wanted")).to_markdown()
 
 
-def test_the_advice_is_in_words() -> None:
+def test_the_advice_is_in_sentences() -> None:
     text = words(lambda b: 10 + 0.5 * b, 10**9, throughput=1500.0, wanted=60)
     assert re.search(r"\b370\b.*\b2\.13\b.*\b16\b", text)
     assert re.search(r"\b370\b.*\bnot worth the memory\b", text)
@@ -61,7 +61,7 @@ def test_the_advice_is_in_words() -> None:
     assert "| predicted | recommended |" in text
 
 
-def test_a_size_that_was_tried_is_marked() -> None:
+def test_a_tried_size_is_marked() -> None:
     tried = [Try(96, 196_000_000), Try(890, 0), Try(800, 990_000_000), Try(820, 0)]
     text = words(lambda b: 10 + 0.5 * b, 10**9, tried=tried)
     assert re.search(r"\bmost\b.*\b800 samples\b.*\b954 MiB\b.*\btried\b.*\b820\b.*\bnot\b", text)
@@ -73,7 +73,7 @@ def test_a_size_that_was_tried_is_marked() -> None:
     assert re.search(r"\b800 samples\b.*\b954 MiB\b.*\btried\b.*\bno\b", in_time)
 
 
-def test_the_advice_knows_its_limits() -> None:
+def test_the_advice_reports_its_limits() -> None:
     bent = words(lambda b: 10 + 0.5 * b + 0.5 * max(b - 60, 0), 10**9, (16, 25, 40, 62, 96, 150))
     assert re.search(r"\bknee at \d+", bent)
     assert re.search(r"\bbatches are slower\b", bent)
@@ -101,7 +101,7 @@ def test_a_recording_on_other_devices(recorded: Any) -> None:
     assert found[0]["known"] == "datasheet"
 
 
-def test_an_unknown_device_brings_the_nearest(recorded: Any) -> None:
+def test_an_unknown_device_suggests_the_nearest(recorded: Any) -> None:
     error = recorded.shell.refused(2, "devices", recorded.path, "--device", "avx1024")
     assert "'avx1024'" in error.what
     assert "avx" in error.remedy

@@ -1,4 +1,4 @@
-"""What is said while a comparison runs."""
+"""Messages while a comparison runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_cheapest_arms_come_first_on_a_short_line() -> None:
     ]  # fmt: skip
 
 
-def test_in_a_log_a_line_comes_every_five_seconds_and_at_every_phase(
+def test_a_log_has_a_line_every_five_seconds_and_at_every_phase(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
@@ -48,7 +48,7 @@ def test_in_a_log_a_line_comes_every_five_seconds_and_at_every_phase(
     assert all(" 60 s" in line for line in messages[1:])
 
 
-def test_more_time_than_the_budget_is_explained() -> None:
+def test_a_budget_overrun_is_explained() -> None:
     messages: list[str] = []
     now = Progress("measure", 33, 61.0, widened="1.5 times the budget: the machine is busy")
     _output.show_progress(messages.append)(now)

@@ -1,4 +1,4 @@
-"""``slipstream dedup``: what it prints, writes and refuses."""
+"""``slipstream dedup``: its output, its files and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def test_near_duplicates_are_counted_and_left_out(slipstream: Any, corpus: Path) -> None:
+def test_near_duplicates_are_counted_and_removed(slipstream: Any, corpus: Path) -> None:
     target = corpus.with_name("kept.jsonl")
     run = slipstream("dedup", str(corpus), "-o", str(target), "--json")
     assert run.returncode == 0, run.stderr
@@ -34,7 +34,7 @@ def test_near_duplicates_are_counted_and_left_out(slipstream: Any, corpus: Path)
     assert "near-duplicate pairs" in text
 
 
-def test_what_is_wrong_is_said_without_a_traceback(slipstream: Any, corpus: Path) -> None:
+def test_errors_have_no_traceback(slipstream: Any, corpus: Path) -> None:
     run = slipstream("dedup", str(corpus), "--field", "body")
     assert run.returncode == 1
     assert "has no 'body'" in run.stderr
@@ -44,9 +44,9 @@ def test_what_is_wrong_is_said_without_a_traceback(slipstream: Any, corpus: Path
     assert "Traceback" not in run.stderr
 
 
-def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_partial_file(tmp_path: Path) -> None:
     corpus = tmp_path / "long.jsonl"
-    # Far more than is read before the signal: it is sent at the first line of progress.
+    # Far more than is read before the signal, which is sent at the first line of progress.
     line = json.dumps({"text": " ".join(f"word{n}" for n in range(300))}) + "\n"
     corpus.write_text(line * 50_000)
     target = tmp_path / "kept.jsonl"

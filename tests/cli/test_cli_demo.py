@@ -1,4 +1,4 @@
-"""What the demo says at its end, whichever way its measurement went."""
+"""The last lines of the demo for all results of its measurement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _row(verdict: Verdict, ratio: float, arm: str = "amp:bf16") -> ComparisonRow
     return comparison_rows(made, [claim])[0]
 
 
-def test_what_was_not_decided_is_said_plainly_with_what_to_do() -> None:
+def test_an_undecided_result_is_reported_with_what_to_do() -> None:
     for verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY):
         (line,) = demo.outcome(_row(verdict, 3.457), False)
         assert re.search(r"\b5 blocks\b.*\bnot decide\b", line)
@@ -51,7 +51,7 @@ def test_each_technique_is_shown_as_predicted_and_as_measured() -> None:
 
 
 @pytest.mark.parametrize(("bf16", "explained"), [(False, True), (True, False), (None, False)])
-def test_a_slower_amp_is_explained_by_a_processor_without_its_instructions(
+def test_a_slower_amp_is_explained_by_a_cpu_without_bf16_instructions(
     bf16: bool | None, explained: bool
 ) -> None:
     output = " ".join(demo.outcome(_row(Verdict.SLOWER, 3.1), bf16))
@@ -70,7 +70,7 @@ def test_a_slower_amp_is_explained_by_a_processor_without_its_instructions(
         ("", None),
     ],
 )
-def test_the_processor_s_flags_say_whether_it_computes_in_bf16(
+def test_cpu_flags_determine_bf16_support(
     monkeypatch: pytest.MonkeyPatch, flags: str, supported: bool | None
 ) -> None:
     monkeypatch.setattr(

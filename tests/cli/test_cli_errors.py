@@ -1,4 +1,4 @@
-"""Whatever the user's code does: one message with place and remedy, the right exit code."""
+"""Failures of the user's code give one message with place and remedy, and the right exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wrong():
         ("wrong", "str, int", "bad.py:8", "(model, batch, loss, optimizer)"),
     ],
 )
-def test_a_function_that_fails(
+def test_a_failing_function_is_reported(
     slipstream: Any, function: str, message: str, where: str, remedy: str
 ) -> None:
     (slipstream.folder / "bad.py").write_text(_BAD)
@@ -39,7 +39,7 @@ def test_a_function_that_fails(
     assert remedy in error.remedy
 
 
-def test_an_ascii_terminal_a_file_for_a_home_and_a_name_that_is_no_ascii(
+def test_ascii_terminals_a_file_as_home_and_non_ascii_names_work(
     slipstream: Any, recorded: Any
 ) -> None:
     shutil.copy(recorded.path, slipstream.folder / "über.slipgraph")
@@ -54,7 +54,7 @@ def test_an_ascii_terminal_a_file_for_a_home_and_a_name_that_is_no_ascii(
     assert "this terminal shows ascii only" in stderr
 
 
-def test_debug_shows_the_users_traceback_wherever_the_option_stands(slipstream: Any) -> None:
+def test_debug_shows_the_users_traceback_wherever_the_option_is(slipstream: Any) -> None:
     (slipstream.folder / "bad.py").write_text(_BAD)
     run = slipstream("profile", "bad.py:raises", "--debug")
     assert run.returncode == 1
@@ -64,7 +64,7 @@ def test_debug_shows_the_users_traceback_wherever_the_option_stands(slipstream: 
     assert run.stderr.count("in raises") == 1, "shown once"
 
 
-def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
+def test_a_function_that_loops_forever_is_stopped(slipstream: Any) -> None:
     (slipstream.folder / "loop.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
     run = slipstream("profile", "loop.py", "--timeout", "4s")
     assert run.returncode == 1
@@ -105,7 +105,7 @@ def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
         (("advise", "gone.slipgraph"), 1, "'gone.slipgraph'", "profile"),
     ],
 )
-def test_a_request_that_cannot_work_is_refused_before_anything_runs(
+def test_an_impossible_request_is_refused_before_anything_runs(
     slipstream: Any, arguments: tuple[str, ...], code: int, needle: str, remedy: str
 ) -> None:
     (slipstream.folder / "broken.py").write_text("x = 1\ndef f(:\n")
@@ -115,14 +115,14 @@ def test_a_request_that_cannot_work_is_refused_before_anything_runs(
     assert "importing" not in error.before
 
 
-def test_a_reader_that_leaves_early_is_no_error(slipstream: Any) -> None:
+def test_a_closed_pipe_is_not_an_error(slipstream: Any) -> None:
     process = slipstream.start("--help")
     process.stdout.close()
     process.wait(600)
     assert process.stderr.read() == ""
 
 
-def test_a_file_without_a_step_names_its_functions_and_misplaced_options(slipstream: Any) -> None:
+def test_a_file_without_a_step_reports_its_functions_and_misplaced_options(slipstream: Any) -> None:
     error = slipstream.refused(1, "profile", "train.py", "--", "-o", "x.slipgraph")
     assert re.search(r"\boptimizer step\b", error.what)
     assert "(model, batch, loss, optimizer)" in error.remedy
@@ -130,7 +130,7 @@ def test_a_file_without_a_step_names_its_functions_and_misplaced_options(slipstr
     assert "'-o x.slipgraph'" in error.before
 
 
-def test_a_function_that_parses_arguments_is_named_as_a_script(slipstream: Any) -> None:
+def test_a_function_that_parses_arguments_is_reported_as_a_script(slipstream: Any) -> None:
     (slipstream.folder / "main.py").write_text(
         "import argparse\ndef main():\n    argparse.ArgumentParser().parse_args(['--no'])\n"
     )

@@ -1,4 +1,4 @@
-"""What `prove` and `predict` say of communication by layer, and of the link, as tables."""
+"""Tables of `prove` and `predict` on communication by layer, and on the link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slipstream.verbs.sharing import no_longer_exposed
 
 
 def detail(arm: str, layers_s: dict[str, float] | None, **changes: Any) -> dict[str, Any]:
-    """As a team of ranks tells it: steps of 0.1 s on a cable of 12.5 MB/s."""
+    """Return the exposed times of a team of ranks: steps of 0.1 s on a link of 12.5 MB/s."""
     return {
         "arm": arm, "layers_s": layers_s, "line_bytes_per_s": 12.5e6, "sharing": 1,
         "order": ["model.a", "model.b", "model.c"], "how": "", "steps": 4, "step_s": 0.1,
@@ -82,7 +82,7 @@ def test_layers_are_in_the_order_of_the_forward_pass_and_add_up() -> None:
     assert priority.step_ns == pytest.approx(100e6)
 
 
-def test_what_is_exposed_nowhere_shares_a_line() -> None:
+def test_unexposed_layers_share_a_line() -> None:
     table = exposed_table(exposed_sides(BOTH))
     assert [row[0] for row in table.rows] == ["model.b", "model.c", "1 other", "the step"]
     assert table.rows[1][1:] == ("28.0 ms, 30.0 ms", "0, 1.00 ms")
@@ -102,7 +102,7 @@ def test_many_layers_are_folded() -> None:
     assert table.rows[-1] == ("the step", f"-, {820:.0f} ms")
 
 
-def test_what_nobody_tells_is_not_called_nothing() -> None:
+def test_unknown_times_are_not_shown_as_zero() -> None:
     rows = exposed_sides(comparison(detail("adasum", None), adasum={"model.a": 1e6}))
     assert rows[0].measured_ns is None
     table = exposed_table(rows)
@@ -111,7 +111,7 @@ def test_what_nobody_tells_is_not_called_nothing() -> None:
     assert any("do not report waits" in note for note in table.notes)
 
 
-def test_a_side_that_does_not_tell_hides_nothing() -> None:
+def test_a_side_without_layers_hides_nothing() -> None:
     sides = [detail("ddp", {"model.b": 0.02, "model.c": 0.03}), detail("adasum", None)]
     for of_both in (sides, sides[::-1]):
         table = exposed_table(exposed_sides(comparison(*of_both, ddp={"model.b": 9e6})))
@@ -120,12 +120,12 @@ def test_a_side_that_does_not_tell_hides_nothing() -> None:
         assert [row[place] for row in table.rows] == ["-, -"] * len(table.rows)
 
 
-def test_a_step_that_hides_everything_says_so() -> None:
+def test_a_step_that_hides_all_communication_reports_it() -> None:
     table = exposed_table(exposed_sides(comparison(detail("ddp", {}), ddp={})))
     assert table.rows == [("no layer", "0, 0"), ("the step", "0, 0")]
 
 
-def test_links_are_shown_each_way_against_the_cable() -> None:
+def test_links_are_shown_in_each_direction_with_the_configured_link() -> None:
     table = link_table(exposed_sides(BOTH))
     assert table.rows[0] == ("ddp", "sent", "50 Mbit/s", "50 %", "▁█")
     assert table.rows[1][1:] == ("received", "50 Mbit/s", "50 %", "▅▅")
@@ -136,7 +136,7 @@ def test_links_are_shown_each_way_against_the_cable() -> None:
 
 
 @pytest.mark.parametrize("sharing", [1, 2])
-def test_the_picture_has_a_panel_a_side(sharing: int) -> None:
+def test_the_image_has_a_panel_per_side(sharing: int) -> None:
     line = 12.5e6 if sharing == 1 else 0.0
     sides = [detail(name, {}, sharing=sharing, line_bytes_per_s=line) for name in ("ddp", "a<b&c")]
     drawn = network_svg("a & b", exposed_sides(comparison(*sides)))
@@ -146,11 +146,11 @@ def test_the_picture_has_a_panel_a_side(sharing: int) -> None:
     assert ("loopback" in text) is (sharing == 2)
     names = [element.tag.rpartition("}")[2] for element in root.iter()]
     assert names.count("path") == (4 if sharing == 1 else 2)
-    # Two waits a side, and the legend.
+    # Two waits per side, and the legend.
     assert names.count("rect") == 4 + 3
 
 
-def test_times_below_a_short_panel_do_not_cover_each_other() -> None:
+def test_labels_below_a_short_panel_do_not_overlap() -> None:
     short = detail("fast", {})
     short["drawn"] = {
         **short["drawn"], "stamps_s": [0.0, 0.004, 0.008], "times_s": [0.0, 0.002, 0.004, 0.008],
@@ -175,13 +175,13 @@ def test_times_below_a_short_panel_do_not_cover_each_other() -> None:
         ({}, r"\b2\b.*\bA\b.*\bB\b.*\b2: x, y$"),
     ],
 )
-def test_layers_that_stop_being_exposed_are_named(after: dict[str, float], message: str) -> None:
+def test_layers_that_are_no_longer_exposed_are_named(after: dict[str, float], message: str) -> None:
     sentence = no_longer_exposed("A", {"x": 10.0, "y": 10.0, "tiny": 0.1}, "B", after)
     assert re.search(message, sentence)
 
 
 @pytest.mark.parametrize(("step_ns", "noted"), [(100e6, False), (80e6, True)])
-def test_ranks_that_compute_longer_than_told_are_named(step_ns: float, noted: bool) -> None:
+def test_ranks_that_compute_longer_than_predicted_are_reported(step_ns: float, noted: bool) -> None:
     both = comparison(detail("ddp", {"model.b": 0.05}), step_ns=step_ns, ddp={"model.b": 50e6})
     notes = " ".join(exposed_table(exposed_sides(both)).notes)
     assert bool(re.search(r"\bddp\b.*\b50\.0 ms\b.*\b30\.0 ms\b", notes)) is noted

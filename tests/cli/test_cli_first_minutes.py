@@ -1,4 +1,4 @@
-"""What a newcomer's own script may be like: each works, or is told in words what to do."""
+"""Scripts of new users: each works, or gives an error with a remedy."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ _FAILS = {
 
 
 def within(shell: Any, **variables: str) -> Any:
-    """The same shell with other variables in its environment."""
+    """Return the same shell with other environment variables."""
     return replace(shell, environment={**shell.environment, **variables})
 
 
 @pytest.mark.parametrize("text", _WORKS.values(), ids=_WORKS.keys())
-def test_scripts_that_work(slipstream: Any, text: str) -> None:
+def test_supported_scripts_work(slipstream: Any, text: str) -> None:
     (slipstream.folder / "script.py").write_text(_START + text)
     run = slipstream("profile", "script.py", "--steps", 2, "--json")
     assert run.returncode == 0, run.stderr
@@ -83,7 +83,7 @@ def test_scripts_that_work(slipstream: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "message", "remedy"), _FAILS.values(), ids=_FAILS.keys())
-def test_scripts_that_cannot_be_profiled(
+def test_unsupported_scripts_are_explained(
     slipstream: Any, text: str, message: str, remedy: str
 ) -> None:
     (slipstream.folder / "script.py").write_text(_START + text + "\n")
@@ -93,7 +93,7 @@ def test_scripts_that_cannot_be_profiled(
     assert not (slipstream.folder / "run.slipgraph").exists()
 
 
-def test_a_hugging_face_loss_works_and_a_missing_return_is_told(slipstream: Any) -> None:
+def test_a_hugging_face_loss_works_and_a_missing_return_is_reported(slipstream: Any) -> None:
     (slipstream.folder / "face.py").write_text("""\
 import torch
 from types import SimpleNamespace
@@ -127,13 +127,13 @@ def test_advise_shows_a_first_table_while_it_measures(recorded: Any, tmp_path: P
     assert "first look" not in run.stdout
     assert re.search(r"\bpredicted\b.*\btrain\.py:make_workload\b", run.stdout)
     assert "\x1b" not in run.stdout + run.stderr
-    # Nothing is left to be measured now; and programs do not read two tables.
+    # Nothing remains to be measured now; the JSON output has a single table.
     again = shell(*arguments, "--json")
     assert json.loads(again.stdout)["predictions"]
     assert "first look at" not in again.stderr
 
 
-def test_a_cache_that_cannot_be_written_costs_a_warning(recorded: Any, tmp_path: Path) -> None:
+def test_an_unwritable_cache_gives_a_warning(recorded: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     shell = within(recorded.shell, XDG_CACHE_HOME=str(tmp_path / "file"))
     run = shell("predict", recorded.path.name, "-t", "fused_optimizer")
@@ -154,7 +154,7 @@ def test_sixty_columns_are_enough(recorded: Any) -> None:
     assert "\x1b" not in run.stdout
 
 
-def test_a_reader_that_wants_one_line_of_a_table_is_no_error(recorded: Any) -> None:
+def test_a_reader_of_one_line_of_a_table_causes_no_error(recorded: Any) -> None:
     process = recorded.shell.start("explain", recorded.path.name, "--top", 2)
     process.stdout.close()
     stderr = process.stderr.read()
@@ -162,7 +162,7 @@ def test_a_reader_that_wants_one_line_of_a_table_is_no_error(recorded: Any) -> N
     assert stderr == ""
 
 
-def test_a_full_disk_is_one_clear_line(recorded: Any) -> None:
+def test_a_full_disk_gives_one_clear_line(recorded: Any) -> None:
     with open("/dev/full", "w") as full:
         process = recorded.shell.start("explain", recorded.path.name, stdout=full)
         stderr = process.stderr.read()
@@ -173,7 +173,7 @@ def test_a_full_disk_is_one_clear_line(recorded: Any) -> None:
     assert "Traceback" not in stderr
 
 
-def test_a_recording_that_does_not_fit_leaves_the_old_one(recorded: Any, slipstream: Any) -> None:
+def test_a_recording_that_does_not_fit_keeps_the_old_one(recorded: Any, slipstream: Any) -> None:
     output = slipstream.folder / "run.slipgraph"
     output.write_bytes(b"mine")
     limit = recorded.path.stat().st_size // 2
@@ -214,7 +214,7 @@ print(repr((len(graph) > 1, len(found.predictions) > 5, *shown)))
 """
 
 
-def test_a_kernel_without_a_terminal_or_a_main_file(slipstream: Any) -> None:
+def test_a_notebook_kernel_without_a_terminal_or_a_main_file_works(slipstream: Any) -> None:
     run = subprocess.run(
         [sys.executable, "-c", _KERNEL],
         cwd=slipstream.folder,
@@ -232,5 +232,5 @@ def test_a_kernel_without_a_terminal_or_a_main_file(slipstream: Any) -> None:
     assert all(line.startswith("advising: ") for line in err.splitlines())
     assert "\r" not in err
     assert "\x1b" not in err
-    # What torch's recorders print of themselves.
+    # Output of torch's recorders.
     assert run.stderr == ""

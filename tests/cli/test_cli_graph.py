@@ -36,7 +36,7 @@ from tiny_models import captured
 
 @dataclass
 class Ran:
-    """What a command left behind."""
+    """The outcome of a command."""
 
     returncode: int
     stdout: str
@@ -44,14 +44,14 @@ class Ran:
 
 
 class Cli:
-    """Runs commands in a folder, by the front door, without a new process for each."""
+    """Runs commands in a folder through the CLI, without a new process for each."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self._capsys = capsys
 
     def __call__(self, *arguments: str | Path) -> Ran:
-        """Exit code, stdout and stderr of ``slipstream ARGUMENTS``."""
+        """Return exit code, stdout and stderr of ``slipstream ARGUMENTS``."""
         self._capsys.readouterr()
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
@@ -65,7 +65,7 @@ class Cli:
         return Ran(int(left.value.code or 0), out, err)
 
     def json(self, *arguments: str | Path) -> Any:
-        """What a command that succeeds prints with ``--json``."""
+        """Return the JSON output of a command that succeeds."""
         ran = self(*arguments, "--json")
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)
@@ -77,7 +77,7 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
 
 
 def _graph() -> Graph:
-    """A host that launches two kernels: 100 us of Python and launches, 300 us of kernels."""
+    """Return a graph of a host that launches two kernels: 100 us of host, 300 us of kernels."""
     n = 4
     zero = np.zeros(n, np.int32)
     return Graph(
@@ -128,14 +128,14 @@ def test_explain_sums_the_path_by_operator_and_module(cli: Cli, run: Path) -> No
     }  # fmt: skip
 
 
-def test_explain_lists_the_path_and_what_each_task_waited_for(cli: Cli, run: Path) -> None:
+def test_explain_lists_the_path_and_the_cause_of_each_wait(cli: Cli, run: Path) -> None:
     entries = cli.json("explain", run, "--critical-path")["critical_path"]
     assert [(e["name"], e["waits_for"]) for e in entries] == [
         ("gemm", "stream_order"), ("softmax", "stream_order"),
     ]  # fmt: skip
 
 
-def test_explain_says_what_a_faster_kernel_would_gain(cli: Cli, run: Path) -> None:
+def test_explain_predicts_the_gain_of_a_faster_kernel(cli: Cli, run: Path) -> None:
     curves = cli.json("explain", run, "--causal")["virtual_speedups"]
     gemm = next(curve for curve in curves if curve["name"] == "gemm")
     assert gemm["gain"][gemm["faster"].index(0.5)] == pytest.approx(1 / 3)
@@ -151,7 +151,7 @@ def test_explain_prints_tables_with_provenance(cli: Cli, run: Path) -> None:
     assert "100.0 % measured" in ran.stdout
 
 
-def test_an_unknown_group_is_a_failure_that_lists_the_known(cli: Cli, run: Path) -> None:
+def test_an_unknown_group_is_an_error_that_lists_the_known_ones(cli: Cli, run: Path) -> None:
     ran = cli("explain", run, "--by", "colour")
     assert ran.returncode != 0
     assert "operator, module, line" in ran.stderr
@@ -161,7 +161,7 @@ def test_an_unknown_group_is_a_failure_that_lists_the_known(cli: Cli, run: Path)
 @pytest.mark.parametrize(
     ("form", "suffix"), [("perfetto", ".json"), ("chakra", ".et"), ("csv", ".csv")]
 )
-def test_export_writes_beside_the_run_by_default(
+def test_export_writes_next_to_the_run_by_default(
     cli: Cli, run: Path, form: str, suffix: str
 ) -> None:
     found = cli.json("export", run, "--to", form)
@@ -171,7 +171,7 @@ def test_export_writes_beside_the_run_by_default(
     }  # fmt: skip
 
 
-def test_csv_has_one_task_a_line(cli: Cli, run: Path) -> None:
+def test_csv_has_one_task_per_line(cli: Cli, run: Path) -> None:
     cli.json("export", run, "--to", "csv", "-o", "tasks.csv")
     with open(run.parent / "tasks.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -187,7 +187,7 @@ def test_csv_has_one_task_a_line(cli: Cli, run: Path) -> None:
     )  # fmt: skip
 
 
-def test_what_is_exported_as_chakra_is_imported_equal(cli: Cli, run: Path) -> None:
+def test_chakra_export_and_import_are_lossless(cli: Cli, run: Path) -> None:
     cli.json("export", run, "--to", "chakra")
     cli.json("import", "run.et", "-o", "back.slipgraph")
     assert (run.parent / "back.slipgraph").read_bytes() == run.read_bytes()
@@ -202,7 +202,9 @@ def test_an_unknown_format_is_a_usage_error(cli: Cli, run: Path) -> None:
         assert {"perfetto", "chakra", "csv"} <= set(re.findall(r"\w+", remedy))
 
 
-def test_import_makes_a_graph_of_a_real_trace(cli: Cli, shared_data: Path, tmp_path: Path) -> None:
+def test_import_creates_a_graph_of_a_real_trace(
+    cli: Cli, shared_data: Path, tmp_path: Path
+) -> None:
     trace = shared_data / "gpu_traces" / "timeline_analysis_sampled_rank-0.json.gz"
     found = cli.json("import", trace, "-o", "run.slipgraph", "--step", "551")
     assert found["kernels"] == found["kernels_linked"] == 602
@@ -246,11 +248,11 @@ def test_diff_fails_over_a_threshold(cli: Cli, run: Path, limit: str, code: int)
     assert found["failed"] is bool(code)
     assert found["interval"][0] < 0.2 < found["interval"][1]
     assert (found["verdict"], found["different"]) == ("slower", None)
-    # Beyond the limit, but not beyond its own interval: said, and no failure.
+    # Beyond the limit, but within its interval: reported, but not a failure.
     assert bool(re.search(r"\bnot by more\b.*\binterval\b", ran.stderr)) == (limit == "19.9")
 
 
-def test_diff_says_what_recordings_cannot_show(cli: Cli, run: Path) -> None:
+def test_diff_reports_what_recordings_cannot_resolve(cli: Cli, run: Path) -> None:
     graph = _graph()
     busy = run.with_name("busy.slipgraph")
     save(replace(graph, meta={"contended": True}), busy)
@@ -258,14 +260,14 @@ def test_diff_says_what_recordings_cannot_show(cli: Cli, run: Path) -> None:
     assert ran.returncode == 0
     assert "within noise" in ran.stdout
     assert re.search(r"\bcannot\b.*\b6\.0 %.*\bmore\b", ran.stderr)
-    # A limit that no recording can show does not ask for more of them.
+    # No number of recordings can resolve this limit, so more are not suggested.
     assert re.search(r"\bno\b.*\b1\.0 %", cli("diff", run, run, "--fail-over", "1%").stderr)
     assert "warning" not in cli("diff", run, run, "--fail-over", "6%").stderr
-    # What is far beyond the limit fails all the same.
+    # A change far beyond the limit still fails.
     assert cli("diff", busy, _slower(run, 3), "--fail-over", "6%").returncode == 1
 
 
-def test_diff_leaves_page_faults_out_of_the_limit(cli: Cli, run: Path) -> None:
+def test_diff_excludes_page_faults_from_the_limit(cli: Cli, run: Path) -> None:
     def with_faults(name: str, ns: float) -> Path:
         edit = Editor(_graph(), "")
         edit.insert(3, PAGE_FAULTS, ns, Provenance.MEASURED, spread=0.5)
@@ -276,7 +278,7 @@ def test_diff_leaves_page_faults_out_of_the_limit(cli: Cli, run: Path) -> None:
     before, after = with_faults("few.slipgraph", 10e3), with_faults("many.slipgraph", 200e3)
     ran = cli("diff", before, after, "--fail-over", "10%")
     assert ran.returncode == 0, ran.stderr
-    # The first line and the rows differ by the page faults, and both say so.
+    # The first line and the rows differ by the page faults, and both report it.
     assert re.search(r"^300 µs → 300 µs\b.*\bpage faults\b", ran.stdout)
     assert re.search(r"\b310 µs\b.*\b500 µs\b", ran.stdout)
     assert "page faults" in ran.stdout.splitlines()[2]
@@ -289,7 +291,7 @@ def test_diff_leaves_page_faults_out_of_the_limit(cli: Cli, run: Path) -> None:
         assert changes["page faults"] == 190e3
 
 
-def test_diff_says_first_when_the_workloads_are_two(cli: Cli, run: Path) -> None:
+def test_diff_first_reports_that_the_workloads_differ(cli: Cli, run: Path) -> None:
     other = run.with_name("other.slipgraph")
     for target, path in (("a.py", run), ("b.py", other)):
         recipe = {"target": target, "arguments": {}, "script_arguments": [], "threads": 0}
@@ -335,12 +337,12 @@ def test_explain_shows_the_peak_of_memory(cli: Cli, run: Path) -> None:
     assert re.search(r"\b2 smaller\b.*\bomitted\b", shown)
 
 
-def test_explain_says_when_memory_was_not_recorded(cli: Cli, run: Path) -> None:
+def test_explain_reports_that_memory_was_not_recorded(cli: Cli, run: Path) -> None:
     ran = cli("explain", run, "--memory")
     assert ran.returncode == 1
     assert re.search(r"\bmemory\b.*\bnot recorded\b", ran.stderr)
     assert re.search(r"\btry: record\b", ran.stderr)
-    # Where the reason is known, recording it again as it is would not help.
+    # If the reason is known, recording again without a change would not help.
     save(replace(load(run), meta={"memory_reason": "the steps differ"}), run)
     ran = cli("explain", run, "--memory")
     assert re.search(r"\bmemory\b.*\bthe steps differ\b", ran.stderr)
@@ -357,7 +359,7 @@ def test_explain_movement_adds_up(cli: Cli, tmp_path: Path) -> None:
     assert 0 < found["needed_bytes"] < found["moved_bytes"]
 
 
-def test_explain_movement_says_what_it_cannot_tell(cli: Cli, run: Path) -> None:
+def test_explain_movement_reports_unknown_operators(cli: Cli, run: Path) -> None:
     ran = cli("explain", run, "--movement")
     assert ran.returncode == 1
     assert "arguments" in ran.stderr

@@ -1,4 +1,4 @@
-"""``slipstream --help``: the flow first and in order, fast, and without loading torch."""
+"""``slipstream --help``: the workflow first and in order, without loading torch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ finally:
 
 
 def listed(text: str) -> list[str]:
-    """The commands in a help text, from top to bottom."""
+    """Return the commands in a help text, from top to bottom."""
     return [m[1] for m in re.finditer(r"^  ([a-z]+) {2,}\S", text, re.MULTILINE)]
 
 
-def test_the_verbs_of_the_flow_come_first_and_in_order(slipstream: Any) -> None:
+def test_the_verbs_of_the_workflow_come_first_and_in_order(slipstream: Any) -> None:
     run = slipstream("--help")
     assert run.returncode == 0
     commands = listed(run.stdout)
@@ -54,14 +54,16 @@ def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("bench",), ("bench", "--help")])
-def test_benches_are_listed_and_none_is_run(slipstream: Any, arguments: tuple[str, ...]) -> None:
+def test_benches_are_listed_without_running_one(
+    slipstream: Any, arguments: tuple[str, ...]
+) -> None:
     run = slipstream.briefly(*arguments)
     assert run.returncode == 0
     for name in benches():
         assert re.search(rf"^ *{name} +\w+", run.stdout, re.MULTILINE), run.stdout
 
 
-def test_all_benches_run_when_asked_for_by_that_word(slipstream: Any) -> None:
+def test_all_benches_run_on_that_word(slipstream: Any) -> None:
     assert "slipstream bench all" in slipstream.briefly("bench").stdout
     run = slipstream.briefly("bench", "--full")
     assert run.returncode == 2
@@ -70,26 +72,26 @@ def test_all_benches_run_when_asked_for_by_that_word(slipstream: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", [*FLOW, "demo"])
-def test_every_verb_says_in_its_first_line_what_it_does(slipstream: Any, verb: str) -> None:
+def test_the_first_line_of_every_verb_describes_it(slipstream: Any, verb: str) -> None:
     text = slipstream.briefly(verb, "-h").stdout
     assert f"Usage: slipstream {verb}" in text
     assert re.search(r"^  [A-Z][^.]+\.$", text, re.MULTILINE)
 
 
-def test_examples_stand_on_lines_of_their_own(slipstream: Any) -> None:
+def test_examples_are_on_separate_lines(slipstream: Any) -> None:
     slipstream.environment["COLUMNS"] = "80"
     for verb in FLOW:
         lines = [line.strip() for line in slipstream.briefly(verb, "--help").stdout.splitlines()]
         assert any(line.startswith(f"slipstream {verb} ") for line in lines), verb
 
 
-def test_without_arguments_there_is_help(slipstream: Any) -> None:
+def test_without_arguments_help_is_shown(slipstream: Any) -> None:
     run = slipstream()
     assert run.returncode == 0
     assert listed(run.stdout) == listed(slipstream.briefly("--help").stdout)
 
 
-def test_the_module_is_the_command() -> None:
+def test_python_m_slipstream_is_the_command() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "slipstream", "profile", "--help"],
         capture_output=True,
@@ -109,7 +111,7 @@ def test_the_version_is_the_installed_one(slipstream: Any) -> None:
 
 
 @pytest.mark.parametrize("noun", ["measure", "results", "data"])
-def test_a_noun_lists_its_verbs_with_whole_sentences(slipstream: Any, noun: str) -> None:
+def test_a_noun_lists_its_verbs_with_full_sentences(slipstream: Any, noun: str) -> None:
     text = slipstream.briefly(noun, "--help").stdout
     assert len(listed(text)) >= 2
     assert "..." not in text.partition("Commands:")[2]

@@ -1,4 +1,4 @@
-"""Ctrl-C at any point: a word, exit code 130, no process and no file left, nothing changed."""
+"""Ctrl-C at any time: one message, exit code 130, no remaining process or file, no changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 _LIMIT_S = 600.0
 _GOODBYE = "interrupted"
 
-# Endless, and says by a file of its own that its steps have begun.
+# Endless; writes a file once its steps have begun.
 _SCRIPT = """\
 import itertools, os, torch
 from train import make_workload
@@ -84,7 +84,7 @@ def test_while_importing(slipstream: Any, project: Path, snapshot: Snapshot) -> 
     assert snapshot(project) == before
 
 
-def test_ended_politely_while_a_script_takes_steps(
+def test_sigterm_while_a_script_runs_steps(
     slipstream: Any, project: Path, snapshot: Snapshot
 ) -> None:
     before = snapshot(project)
@@ -116,8 +116,8 @@ def test_while_proving(slipstream: Any, project: Path, snapshot: Snapshot) -> No
     assert snapshot(project) == before
 
 
-def test_impatience_on_a_terminal(slipstream: Any, project: Path, snapshot: Snapshot) -> None:
-    """A spinner shows what goes on; three Ctrl-C in a row do not stop files from going back."""
+def test_repeated_ctrl_c_on_a_terminal(slipstream: Any, project: Path, snapshot: Snapshot) -> None:
+    """A spinner shows progress; three Ctrl-C in a row do not prevent files from being restored."""
     before = snapshot(project)
     ours, theirs = pty.openpty()
     process = slipstream.start(
@@ -130,7 +130,7 @@ def test_impatience_on_a_terminal(slipstream: Any, project: Path, snapshot: Snap
         if select.select([ours], [], [], 0.02)[0]:
             try:
                 shown += os.read(ours, 1 << 16).decode(errors="replace")
-            except OSError:  # the other end is closed and all is read
+            except OSError:  # the other end is closed and all output is read
                 break
         if (project / "reached").exists() and process.poll() is None and pressed < 3:
             process.send_signal(signal.SIGINT)
@@ -138,14 +138,14 @@ def test_impatience_on_a_terminal(slipstream: Any, project: Path, snapshot: Snap
     os.close(ours)
     assert process.wait(_LIMIT_S) == 130
     assert "profiling script.py: " in shown
-    # At its end, over the spinner's line or on one of its own.
+    # At its end, on the spinner's line or on a separate one.
     assert _GOODBYE in re.split(r"[\r\n]+", shown.rstrip())[-1]
     assert "Traceback" not in shown
     assert snapshot(project) == before
 
 
 @pytest.mark.parametrize("workload", ["script.py", "function.py:endless"])
-def test_killed_without_a_chance(
+def test_sigkill_leaves_only_known_files(
     slipstream: Any, project: Path, snapshot: Snapshot, workload: str
 ) -> None:
     before = snapshot(project)
@@ -157,7 +157,7 @@ def test_killed_without_a_chance(
     while slipstream.processes() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert snapshot(project) == before
-    # Its log and its half-made graph nobody could remove.
+    # Its log and its incomplete graph could not be removed.
     for path in slipstream.temporary.glob("slipstream-*"):
         assert not path.name.startswith("slipstream-kept")
         shutil.rmtree(path) if path.is_dir() else path.unlink()

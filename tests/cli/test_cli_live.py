@@ -1,4 +1,4 @@
-"""``slipstream live``: an address that opens, analyses in children, and Ctrl-C ends them all."""
+"""``slipstream live``: an address that opens, analyses in children, and Ctrl-C, which ends them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 _LIMIT_S = 600.0
-# Endless, and says by a file of its own that it runs.
+# Endless; writes a file once it runs.
 _STEP = """\
 import pathlib, time
 from train import make_workload as made
@@ -25,7 +25,7 @@ def make_workload():
 """
 
 
-def test_it_serves_with_the_key_alone_and_ends_with_its_children(slipstream: Any) -> None:
+def test_it_serves_with_the_key_only_and_ends_with_its_children(slipstream: Any) -> None:
     (slipstream.folder / "loop.py").write_text(_STEP)
     process = slipstream.start(
         "live", "loop.py:make_workload", "--no-browser", "--no-what-if", "--no-batches",
@@ -54,7 +54,7 @@ def test_it_serves_with_the_key_alone_and_ends_with_its_children(slipstream: Any
     assert "Traceback" not in stderr
 
 
-def test_a_recording_and_a_file_that_is_not_there_are_refused(slipstream: Any) -> None:
+def test_a_recording_and_a_missing_file_are_refused(slipstream: Any) -> None:
     for code, target, remedy in (
         (2, "run.slipgraph", "advise"),
         (1, "nothing.py", "train.py"),
@@ -63,7 +63,7 @@ def test_a_recording_and_a_file_that_is_not_there_are_refused(slipstream: Any) -
         assert remedy in slipstream.refused(code, "live", target, "--no-browser").remedy
 
 
-def test_a_technique_that_is_not_there_is_refused_before_anything_runs(slipstream: Any) -> None:
+def test_an_unknown_technique_is_refused_before_anything_runs(slipstream: Any) -> None:
     for verb in ("live", "lsp"):
         error = slipstream.refused(2, verb, "train.py:make_workload", "-t", "fused_optimizer+anp")
         assert "'anp'" in error.what

@@ -1,4 +1,4 @@
-"""``slipstream netlab``: it runs commands on its hosts, and takes everything down."""
+"""``slipstream netlab``: it runs commands on its hosts, and removes everything at the end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from slipstream.cli.netlab import app
 from slipstream.cluster import ClusterError
 from slipstream.ranks import why_no_netlab
 
-# Only there to end what hangs.
+# Only a limit for hanging commands.
 LIMIT_S = 600.0
 COMMAND = str(Path(sys.executable).parent / "slipstream")
-# With a /run of its own, so that a lab that somebody else keeps is not seen.
+# With a separate /run, so that other labs on this machine are not visible.
 ALONE = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$0" "$@"', COMMAND)
 
 
@@ -47,7 +47,7 @@ def test_bytes_of_every_host_are_counted() -> None:
 
 
 @pytest.mark.usefixtures("lab_here")
-def test_ctrl_c_takes_hosts_and_commands_down() -> None:
+def test_ctrl_c_ends_hosts_and_commands() -> None:
     running = subprocess.Popen(
         [COMMAND, "netlab", "run", "--hosts", "2", "--", "sh", "-c", "echo $$; exec sleep 3600"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -68,7 +68,7 @@ def test_ctrl_c_takes_hosts_and_commands_down() -> None:
 
 
 @pytest.mark.usefixtures("lab_here")
-def test_a_lab_stays_up_until_it_is_taken_down() -> None:
+def test_a_lab_stays_up_until_it_is_removed() -> None:
     keeping = subprocess.Popen(
         [*ALONE, "netlab", "up", "--hosts", "2", "--rate", "10mbit"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -112,13 +112,13 @@ def test_a_lab_stays_up_until_it_is_taken_down() -> None:
         (["up", "--hosts", "1000"], "hosts"),
     ],
 )
-def test_what_cannot_be_made_is_named(arguments: list[str], named: str) -> None:
+def test_impossible_labs_are_reported(arguments: list[str], named: str) -> None:
     error = CliRunner().invoke(app, arguments).exception
     assert error is not None
     assert re.search(named, str(error))
 
 
-def test_without_root_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_there_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for arguments in (["run", "--", "true"], ["up"]):
         error: Any = CliRunner().invoke(app, arguments).exception
@@ -132,7 +132,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _left(pids: list[int]) -> list[int]:
-    """Those that the kernel has not ended, after as long as it may take on a busy machine."""
+    """Return processes that the kernel has not ended within a limit for busy machines."""
     until = time.monotonic() + LIMIT_S
     while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < until:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""``hfuse`` of a recorded step: which of its kernels could run side by side."""
+"""``hfuse`` on a recorded step: its kernels that could run side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 
-def test_pairs_of_a_step_are_told(recorded: Any) -> None:
+def test_pairs_of_a_step_are_shown(recorded: Any) -> None:
     run = recorded.shell("hfuse", recorded.path.name)
     assert run.returncode == 0, run.stderr
     assert "h100-sxm" in run.stdout + run.stderr
@@ -16,7 +16,7 @@ def test_pairs_of_a_step_are_told(recorded: Any) -> None:
     assert found["step_ns"] > 0
 
 
-def test_what_is_wrong_is_said(recorded: Any) -> None:
+def test_errors_are_reported(recorded: Any) -> None:
     refused = recorded.shell.refused
     name = recorded.path.name
     assert "h100-sxm" in refused(2, "hfuse", name, "--device", "abacus").remedy

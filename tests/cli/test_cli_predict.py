@@ -1,4 +1,4 @@
-"""``slipstream predict``: an answer from a recording, kept to be scored later."""
+"""``slipstream predict``: a prediction from a recording, stored to be scored later."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import pytest
 
 @pytest.fixture
 def however_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timings that differ too much to predict from are predicted from; commands are forks."""
+    """Do not refuse noisy timings, and run commands as forks."""
     monkeypatch.setattr("slipstream.verbs.predicting._MAX_ERROR", math.inf)
 
 
 @pytest.fixture
 def predicted(recorded: Any, however_busy: None) -> Any:
-    """``predict --json`` of the shared recording; operators are benchmarked the first time only."""
+    """Return ``predict --json`` of the shared recording; only the first call benchmarks."""
     run = recorded.shell("predict", recorded.path.name, "--technique", "amp:bf16", "--json")
     assert run.returncode == 0, run.stderr
     return run
 
 
-def test_a_prediction_has_an_interval_and_says_what_it_rests_on(predicted: Any) -> None:
+def test_a_prediction_has_an_interval_and_its_provenance(predicted: Any) -> None:
     (found,) = json.loads(predicted.stdout)
     low, high = found["speedup_interval"]
     assert found["technique"] == "amp:bf16"
@@ -41,14 +41,14 @@ def test_a_prediction_has_an_interval_and_says_what_it_rests_on(predicted: Any) 
 
 
 @pytest.mark.usefixtures("predicted")
-def test_what_was_benchmarked_once_is_not_benchmarked_again(recorded: Any) -> None:
+def test_benchmarked_operators_are_not_benchmarked_again(recorded: Any) -> None:
     again = recorded.shell("predict", recorded.path.name, "-t", "amp:bf16")
     assert again.returncode == 0
     assert "measuring" not in again.stderr
 
 
 @pytest.mark.usefixtures("predicted")
-def test_alternatives_are_compared_and_one_that_does_not_apply_says_why(recorded: Any) -> None:
+def test_alternatives_are_compared_and_an_inapplicable_one_gives_its_reason(recorded: Any) -> None:
     run = recorded.shell("predict", recorded.path.name, "-t", "amp:bf16", "-t", "amp:fp16")
     assert run.returncode == 0
     assert "amp:bf16" in run.stdout
@@ -76,14 +76,14 @@ def test_a_malformed_request_is_a_usage_error_with_a_remedy(
     assert remedy in error.remedy
 
 
-def test_a_recording_that_is_not_there(slipstream: Any) -> None:
+def test_a_missing_recording_is_reported(slipstream: Any) -> None:
     error = slipstream.refused(1, "predict", "gone.slipgraph", "-t", "amp")
     assert "'gone.slipgraph'" in error.what
     assert "slipstream profile" in error.remedy
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "foreign"])
-def test_a_recording_that_is_damaged(slipstream: Any, recorded: Any, damage: str) -> None:
+def test_a_damaged_recording_is_reported(slipstream: Any, recorded: Any, damage: str) -> None:
     whole = recorded.path.read_bytes()
     content = {"empty": b"", "cut": whole[: len(whole) // 2], "foreign": b"PK\x03\x04 not ours"}
     (slipstream.folder / "bad.slipgraph").write_bytes(content[damage])
@@ -93,7 +93,7 @@ def test_a_recording_that_is_damaged(slipstream: Any, recorded: Any, damage: str
 
 
 @pytest.mark.parametrize("kind", ["newer", "foreign", "text", "folder"])
-def test_a_store_that_cannot_be_used(slipstream: Any, recorded: Any, kind: str) -> None:
+def test_an_unusable_store_is_reported(slipstream: Any, recorded: Any, kind: str) -> None:
     shutil.copy(recorded.path, slipstream.folder / "tiny.slipgraph")
     store = slipstream.folder / "mine.db"
     _make_store(store, kind)
@@ -117,7 +117,7 @@ def _make_store(store: Path, kind: str) -> None:
         connection.close()
 
 
-def test_what_was_not_recorded_says_how_to_record_it(recorded: Any) -> None:
+def test_an_unrecorded_statistic_reports_how_to_record_it(recorded: Any) -> None:
     run = recorded.shell("predict", recorded.path.name, "-t", "compile", "--json")
     assert run.returncode == 0, run.stderr
     (found,) = json.loads(run.stdout)
@@ -125,7 +125,7 @@ def test_what_was_not_recorded_says_how_to_record_it(recorded: Any) -> None:
 
 
 @pytest.mark.full
-def test_naming_the_technique_records_what_it_needs(slipstream: Any) -> None:
+def test_a_technique_option_records_what_it_needs(slipstream: Any) -> None:
     run = slipstream("predict", "train.py:make_workload", "-t", "compile", "--steps", 3, "--json")
     assert run.returncode == 0, run.stderr
     (found,) = json.loads(run.stdout)
@@ -138,7 +138,7 @@ def test_naming_the_technique_records_what_it_needs(slipstream: Any) -> None:
     ("after", "shown"),
     [(999_900, "0 %"), (1_000_100, "0 %"), (900_000, "-10 %"), (1_100_000, "+10 %")],
 )
-def test_memory_that_stays_has_one_form(after: int, shown: str) -> None:
+def test_persistent_memory_has_one_form(after: int, shown: str) -> None:
     from slipstream.verbs.results import MEMORY
 
     found = str(MEMORY.cell(cast("Any", SimpleNamespace(memory=(1_000_000, after)))))
@@ -146,7 +146,7 @@ def test_memory_that_stays_has_one_form(after: int, shown: str) -> None:
 
 
 @pytest.mark.usefixtures("predicted")
-def test_what_was_measured_stands_below_what_is_predicted(recorded: Any, tmp_path: Path) -> None:
+def test_past_measurements_are_shown_below_the_prediction(recorded: Any, tmp_path: Path) -> None:
     from slipstream.graph import load
     from slipstream.measure.environment import capture
     from slipstream.measure.records import ArmRecord, Claim, Experiment, ExperimentSettings, Verdict
@@ -172,7 +172,7 @@ def test_what_was_measured_stands_below_what_is_predicted(recorded: Any, tmp_pat
 
 
 @pytest.mark.parametrize(("spread", "wide"), [(0.5, True), (0.01, False)])
-def test_intervals_that_page_faults_make_wide_say_so(
+def test_intervals_widened_by_page_faults_report_it(
     recorded: Any, spread: float, wide: bool
 ) -> None:
     from slipstream.graph import Editor, load
@@ -184,10 +184,10 @@ def test_intervals_that_page_faults_make_wide_say_so(
     graph = load(recorded.path)
     edit = Editor(graph, "")
     for task in page_fault_tasks(graph):
-        edit.set_duration(task, 0.0, Provenance.MEASURED)  # what this machine itself faulted
+        edit.set_duration(task, 0.0, Provenance.MEASURED)  # the page faults of this machine
     edit.insert(len(graph) - 1, PAGE_FAULTS, 1e6, Provenance.MEASURED, spread=spread)
     faulting = edit.apply("")
-    # A fifth of a step of 5 ms are page faults; launches differ by a half of them, or hardly.
+    # A fifth of a step of 5 ms are page faults; launches differ by half of them, or hardly.
     found = [
         Predicted("amp:bf16", 5e6, 5e6, 1.0, 0.8, 1.25),
         Predicted(

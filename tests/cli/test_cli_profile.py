@@ -1,4 +1,4 @@
-"""``slipstream profile``: the recording, what is printed where, and what is left behind."""
+"""``slipstream profile``: the recording, its output, and the files it leaves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ for epoch in range(100):
 """
 
 
-def test_standard_output_is_json_and_nothing_else(recorded: Any) -> None:
+def test_standard_output_is_only_json(recorded: Any) -> None:
     found = json.loads(recorded.run.stdout)
     assert found["step_ns"] > 0
     assert found["samples"] == 4
@@ -42,12 +42,12 @@ def test_standard_output_is_json_and_nothing_else(recorded: Any) -> None:
     assert abs(sum(row["ns"] for row in found["operators"])) <= found["step_ns"]
 
 
-def test_progress_and_what_to_do_next_are_on_standard_error(recorded: Any) -> None:
+def test_progress_and_the_next_command_are_on_standard_error(recorded: Any) -> None:
     assert re.search(r"^profil\w+ train\.py:make_workload\b", recorded.run.stderr, re.MULTILINE)
     assert "next: slipstream advise tiny.slipgraph" in recorded.run.stderr
 
 
-def test_a_cost_of_the_profiler_that_is_none_is_not_told(recorded: Any) -> None:
+def test_a_negligible_cost_of_the_profiler_is_not_reported(recorded: Any) -> None:
     graph = load(recorded.path)
 
     def notes(cost_ns: float) -> str:
@@ -58,7 +58,7 @@ def test_a_cost_of_the_profiler_that_is_none_is_not_told(recorded: Any) -> None:
     assert "profiler" not in notes(0.2)
 
 
-def test_a_busy_machine_is_told_with_what_helps(recorded: Any) -> None:
+def test_a_busy_machine_is_reported_with_a_remedy(recorded: Any) -> None:
     graph = load(recorded.path)
 
     def notes(**facts: Any) -> str:
@@ -70,7 +70,7 @@ def test_a_busy_machine_is_told_with_what_helps(recorded: Any) -> None:
     assert "--threads 1" in notes(contended=True, threads=2)
 
 
-def test_code_that_changed_since_is_told(recorded: Any) -> None:
+def test_code_that_changed_since_is_reported(recorded: Any) -> None:
     code = recorded.shell.folder / "train.py"
     assert "has changed" not in recorded.shell("explain", recorded.path).stderr
     before = code.read_text()
@@ -91,13 +91,13 @@ def test_the_recording_can_be_read_back(recorded: Any) -> None:
     assert graph.samples == 4
 
 
-def test_nothing_but_the_recording_is_left(recorded: Any) -> None:
+def test_only_the_recording_is_left(recorded: Any) -> None:
     left = {path.name for path in recorded.shell.folder.iterdir()}
     assert left - {".slipstream"} == {"train.py", "tiny.slipgraph"}
     assert recorded.shell.left_over() == []
 
 
-def test_a_script_is_profiled_as_if_it_had_never_run(
+def test_a_profiled_script_leaves_no_side_effects(
     slipstream: Any, snapshot: Callable[[Path], dict[str, object]]
 ) -> None:
     folder = slipstream.folder
@@ -110,11 +110,11 @@ def test_a_script_is_profiled_as_if_it_had_never_run(
     assert (folder / "run.slipgraph").stat().st_size > 0
     (folder / "run.slipgraph").unlink()
     assert snapshot(folder) == before
-    # A table for people, without what the script printed.
+    # A table for people, without the output of the script.
     assert "script.py: " in run.stdout
     assert re.search(r"\bstep\b.*\b4 samples\b", run.stdout)
     assert "standard" not in run.stdout + run.stderr
-    # What the script started has ended: the fixture looks.
+    # Processes that the script started have ended, which the fixture checks.
 
 
 def test_statistics_are_recorded_on_request_and_explained(slipstream: Any) -> None:
@@ -134,7 +134,7 @@ def test_statistics_are_recorded_on_request_and_explained(slipstream: Any) -> No
     assert len(found["grads"]) == len(graph.statistics.grads) > 1
 
 
-def test_explain_says_how_to_record_statistics(recorded: Any) -> None:
+def test_explain_reports_how_to_record_statistics(recorded: Any) -> None:
     run = recorded.shell("explain", recorded.path.name, "--statistics")
     assert run.returncode == 1
     assert "--record ids,spectra,grads,sparsity" in run.stderr

@@ -1,4 +1,4 @@
-"""What a log shows of a long run: what is new, nothing too often, and that it goes on."""
+"""Progress of a long run in a log: new messages, at a limited rate, and signs of life."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.cli._output import progress
 
 
 class Lines(list[str]):
-    """Standard error that is no terminal; `seen` waits for a line with what a pattern says."""
+    """Standard error that is not a terminal; `seen` waits for a line that matches a pattern."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,27 +38,27 @@ class Lines(list[str]):
 
 
 def standard_error(monkeypatch: pytest.MonkeyPatch) -> Lines:
-    """In the test itself: pytest puts its own in place after fixtures."""
+    """Replaced in the test itself, because pytest replaces it after fixtures."""
     found = Lines()
     monkeypatch.setattr("sys.stderr", found)
     return found
 
 
-def test_what_takes_long_is_said_again_with_the_time_it_takes(
+def test_a_long_phase_is_repeated_with_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = standard_error(monkeypatch)
     monkeypatch.setattr(_output, "_LOG_EVERY_S", 0.01)
     monkeypatch.setattr(_output, "_ALIVE_EVERY_S", 0.03)
     with progress("advising") as report:
-        # Before anything is said, too.
+        # Also before the first message.
         assert lines.seen(r"advising: \d+ s")
         report("a long step")
         assert lines.seen("advising: a long step")
         assert lines.seen(r"advising: a long step, \d+ s")
 
 
-def test_what_was_held_back_is_said_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delayed_message_is_shown_later(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = standard_error(monkeypatch)
     monkeypatch.setattr(_output, "_LOG_EVERY_S", 0.2)
     with progress("advising") as report:

@@ -1,4 +1,4 @@
-"""``slipstream prove``: both sides measured in one run, the prediction beside the measurement."""
+"""``slipstream prove``: both sides measured in one run, with the prediction next to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for step in itertools.count():
 """
 
 
-def test_a_script_is_measured_and_its_files_are_as_before(
+def test_a_script_is_measured_and_its_files_are_restored(
     slipstream: Any, snapshot: Callable[[Path], dict[str, object]]
 ) -> None:
     folder = slipstream.folder
@@ -42,7 +42,7 @@ def test_a_script_is_measured_and_its_files_are_as_before(
     assert run.returncode == 0, run.stderr
     payload = json.loads(run.stdout)
     (tensors,) = payload["tensors"]
-    # Of a step of 4 KB, where a tensor that the script alone holds is a few percent.
+    # Of a step of 4 KB, where a tensor that only the script holds is a few percent.
     assert abs(tensors["error"]) < 0.1, "memory is measured as it is predicted"
     (quality,) = payload["numerics"]
     assert (quality["arm"], quality["measure"]) == ("amp:bf16", "training loss")
@@ -71,7 +71,7 @@ def _prove_short(slipstream: Any, steps: int, budget: str) -> Any:
     )  # fmt: skip
 
 
-def test_a_script_that_ends_before_the_budget_is_judged_by_what_it_gave(slipstream: Any) -> None:
+def test_a_script_that_ends_before_the_budget_is_judged_by_its_steps(slipstream: Any) -> None:
     run = _prove_short(slipstream, 600, "60s")
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
@@ -82,7 +82,7 @@ def test_a_script_that_ends_before_the_budget_is_judged_by_what_it_gave(slipstre
     assert "TypeError" not in run.stdout, "nothing more is asked of a script that has ended"
 
 
-def test_a_short_script_runs_again_until_the_budget_is_spent(slipstream: Any) -> None:
+def test_a_short_script_is_repeated_until_the_budget_is_spent(slipstream: Any) -> None:
     run = _prove_short(slipstream, 36, "2s")
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
@@ -90,7 +90,7 @@ def test_a_short_script_runs_again_until_the_budget_is_spent(slipstream: Any) ->
     assert [row["blocks"] > 36 for row in result["rows"] if row["predicted"]] == [True]
 
 
-def test_the_prediction_that_was_shown_is_the_one_that_is_proved(slipstream: Any) -> None:
+def test_the_shown_prediction_is_the_one_that_is_proved(slipstream: Any) -> None:
     chosen = ("train.py:make_workload", "-t", "fused_optimizer", "--steps", 3, "--json")
     train = slipstream.folder / "train.py"
     train.write_text(train.read_text().replace("SGD", "Adam"))
@@ -109,14 +109,14 @@ def test_the_prediction_that_was_shown_is_the_one_that_is_proved(slipstream: Any
     low, high = shown["speedup_interval"]
     assert row["inside"] in (None, low <= row["speedup"] <= high)
     assert "importing torch" not in text, "it is not recorded again"
-    # Another program has another prediction.
+    # A different program has a different prediction.
     train.write_text(train.read_text() + "\n")
     row, text = proved()
     assert row["predicted_speedup"] != shown["speedup"]
     assert "importing torch" in text
 
 
-def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
+def test_without_a_quality_check_no_gain_is_backed(slipstream: Any) -> None:
     run = slipstream(
         "prove", "train.py:make_workload", "-t", "amp:bf16", "--no-quality", "--budget", "1s",
         "--steps", 3,
@@ -129,7 +129,7 @@ def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
     assert not [claim for claim in payload["claims"] if claim["verdict"] == "faster"]
 
 
-def test_what_the_optimizer_does_already_is_reported_before_it_is_measured(
+def test_a_technique_already_in_use_is_reported_before_measuring(
     slipstream: Any,
 ) -> None:
     (slipstream.folder / "fused.py").write_text(
@@ -160,7 +160,7 @@ def test_what_the_optimizer_does_already_is_reported_before_it_is_measured(
         (("-t", "topk:0.1", "--cluster", "workers=2,link=1gbit"), "topk", "ddp:workers=2"),
     ],
 )
-def test_what_is_wrong_in_the_request_is_said_before_anything_runs(
+def test_invalid_requests_are_reported_before_anything_runs(
     slipstream: Any, arguments: tuple[str, ...], message: str, remedy: str
 ) -> None:
     error = slipstream.refused(2, "prove", "train.py:make_workload", *arguments)
@@ -169,8 +169,8 @@ def test_what_is_wrong_in_the_request_is_said_before_anything_runs(
     assert "importing" not in error.before
 
 
-def test_what_changes_the_loop_needs_a_place_in_it(slipstream: Any) -> None:
-    # Its optimizer is made elsewhere.
+def test_changes_of_the_loop_need_a_place_in_it(slipstream: Any) -> None:
+    # Its optimizer is created elsewhere.
     (slipstream.folder / "script.py").write_text(_SCRIPT)
     error = slipstream.refused(1, "prove", "script.py", "-t", "amp:bf16", "-t", "accumulation:4")
     assert re.search(r"\baccumulation\b.*\boptimizer\b", error.what, re.DOTALL)
@@ -190,7 +190,7 @@ for _ in range(100_000):
 """
 
 
-def test_a_scripts_loop_is_measured_as_it_would_be_edited(slipstream: Any) -> None:
+def test_the_loop_of_a_script_is_measured_as_it_would_be_edited(slipstream: Any) -> None:
     script = slipstream.folder / "script.py"
     script.write_text(_OWN_OPTIMIZER)
     before = script.read_bytes()
@@ -206,8 +206,8 @@ def test_a_scripts_loop_is_measured_as_it_would_be_edited(slipstream: Any) -> No
     assert script.read_bytes() == before
 
 
-def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> None:
-    # Without the tools of a network lab ranks communicate through the loopback interface.
+def test_ranks_are_shown_with_their_predictions(slipstream: Any) -> None:
+    # Without the tools of a network lab, ranks communicate through the loopback interface.
     slipstream.environment["PATH"] = str(slipstream.folder)
     arguments = (
         "prove", "train.py:make_workload", "--cluster", "workers=2,link=1gbit,latency=50us",
@@ -243,7 +243,7 @@ def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> Non
         assert one["predicted_ns"] > 0
         for which in ("measured_ns", "predicted_ns"):
             assert sum(layer[which] for layer in one["layers"]) == pytest.approx(one[which])
-        # The same names from a recorded step and from the ranks' own.
+        # The same names from a recorded step and from the ranks.
         assert all(layer["measured_ns"] and layer["predicted_ns"] for layer in one["layers"])
         assert one["link"]["line_bytes_per_s"] is None
     assert "afterwards" not in json.dumps(payload["warnings"])

@@ -1,4 +1,4 @@
-"""``slipstream report``: a file, a line about it, and clear words when it cannot be."""
+"""``slipstream report``: a file, a line about it, and clear errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def test_a_report_of_a_recording_stands_beside_it(slipstream: Any, recorded: Any) -> None:
+def test_a_report_of_a_recording_is_written_next_to_it(slipstream: Any, recorded: Any) -> None:
     run = slipstream(
         "report", recorded.path, "--technique", "fused_optimizer:fused", "-o", "run.html", "--json"
     )
@@ -33,7 +33,7 @@ def test_a_workload_is_recorded_first_and_shared_without_its_folder(slipstream: 
     assert str(slipstream.folder) not in text
 
 
-def test_what_cannot_be_is_said_in_words(slipstream: Any, recorded: Any) -> None:
+def test_errors_are_reported_in_words(slipstream: Any, recorded: Any) -> None:
     (slipstream.folder / "torn.slipgraph").write_bytes(recorded.path.read_bytes()[:2000])
     for arguments, words in (
         (("report", "none.slipgraph"), "none.slipgraph"),

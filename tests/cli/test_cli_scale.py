@@ -12,7 +12,7 @@ import pytest
 _CLUSTER = "workers=8,link=10mbit,latency=50us,device=v100"
 
 
-def test_a_shared_step_is_predicted_with_its_walls_and_a_timeline(
+def test_a_distributed_step_is_predicted_with_its_bounds_and_a_timeline(
     recorded: Any, tmp_path: Path
 ) -> None:
     run = recorded.shell(
@@ -28,7 +28,7 @@ def test_a_shared_step_is_predicted_with_its_walls_and_a_timeline(
         assert any(event["name"] == "all_reduce of gradients" for event in events)
 
 
-def test_advice_on_a_cluster_answers_whether_to_compress(recorded: Any) -> None:
+def test_advice_on_a_cluster_includes_compression(recorded: Any) -> None:
     run = recorded.shell(
         "advise", recorded.path.name, "--cluster", _CLUSTER, "--workers", "4", "--json"
     )
@@ -67,7 +67,7 @@ def test_a_curve_is_printed_and_drawn(recorded: Any, tmp_path: Path) -> None:
         (("scale", "curve", "--cluster", _CLUSTER, "--global-batch", "7"), r"\b7\b"),
     ],
 )
-def test_what_cannot_be_is_one_line(recorded: Any, arguments: Any, message: str) -> None:
+def test_errors_are_one_line(recorded: Any, arguments: Any, message: str) -> None:
     verb = 2 if arguments[0] == "scale" else 1
     words = *arguments[:verb], recorded.path.name, *arguments[verb:]
     assert re.search(message, recorded.shell.refused(2, *words).what)

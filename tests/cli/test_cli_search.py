@@ -1,4 +1,4 @@
-"""`slipstream search`: a study in a file of the user's, run, looked at, gone on with, replayed."""
+"""`slipstream search`: a study in a user's file: run, inspected, continued and replayed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def broken():
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # One name a test: a module that was loaded from another folder is another study.
+    # One name per test: a module loaded from another folder is a different study.
     Path("digits.py").write_text(STUDY, encoding="utf-8")
 
 
@@ -46,7 +46,7 @@ def search(*arguments: str) -> Result:
     return RUNNER.invoke(app, list(arguments), catch_exceptions=False)
 
 
-def test_a_study_from_beginning_to_end() -> None:
+def test_a_study_from_start_to_end() -> None:
     made = search("run", "digits.py:study", "--workers", "1", "--json")
     payload = json.loads(made.stdout)
     assert payload["trials"]["complete"] + payload["trials"].get("infeasible", 0) == 13
@@ -85,12 +85,12 @@ def test_more_devices_are_predicted_and_drawn() -> None:
         (["predict", "digits.py:study", "--scheduler", "levl"], SlipstreamError, "levl"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], error: type[Exception], message: str) -> None:
+def test_errors_are_reported(arguments: list[str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         search(*arguments)
 
 
-def test_the_room_loads_nothing_heavy() -> None:
+def test_the_package_loads_nothing_heavy() -> None:
     program = "import sys, slipstream.search, slipstream.cli.search; print('torch' in sys.modules, "
     program += "'optuna' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

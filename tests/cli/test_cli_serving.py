@@ -1,4 +1,4 @@
-"""`slipstream serve` and `slipstream mlperf` as a person runs them."""
+"""`slipstream serve` and `slipstream mlperf` as a user runs them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make():
 """
 
 
-# Hangs from its second call on: the first one is made while it is loaded.
+# Hangs from its second call on: the first is made during loading.
 HANGING = """\
 import pathlib, time, torch
 
@@ -61,7 +61,7 @@ def model(tmp_path: Path) -> str:
     return f"{tmp_path / 'served.py'}:make"
 
 
-def test_every_scenario_of_a_workload_is_told_and_labelled(
+def test_every_scenario_of_a_workload_is_shown_and_labelled(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -134,7 +134,7 @@ def test_the_server_ends_with_ctrl_c_while_a_call_hangs(tmp_path: Path) -> None:
             os.kill(process.pid, signal.SIGINT)
             with pytest.raises(OverloadedError):
                 refused.result(20)
-        # Left alone, the call ends after a minute.
+        # Without an interrupt, the call ends after a minute.
         _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0
     assert "Traceback" not in stderr
@@ -179,7 +179,7 @@ def test_thread_costs_are_measured_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert thread_costs().known
 
 
-def test_what_is_foreseen_tells_a_server_that_falls_behind() -> None:
+def test_a_prediction_detects_a_server_that_falls_behind() -> None:
     prediction = Predicted("lowbit:w8a8", 30e6, 15e6, 0.5, 0.4, 0.6)
     slow, fast = predict_serving([prediction], 40.0, (0.99, 100e6))
     assert (slow.keeps_up, fast.keeps_up) == (False, True)

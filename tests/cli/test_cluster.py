@@ -1,4 +1,4 @@
-"""`slipstream cluster`: what it shows, costs and simulates."""
+"""`slipstream cluster`: its show, cost and simulate commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
-def test_show_lists_presets_and_says_where_numbers_are_from() -> None:
+def test_show_lists_presets_and_the_provenance_of_numbers() -> None:
     listed = json.loads(RUNNER.invoke(app, ["show", "--json"]).stdout)
     assert "tpu-v3-multipod" in {preset["name"] for preset in listed}
     shown = RUNNER.invoke(app, ["show", "h100x8-100gbe", "--set", "hosts=2"]).stdout
@@ -36,7 +36,7 @@ def test_show_lists_presets_and_says_where_numbers_are_from() -> None:
     assert all(link["bytes_per_s"]["source"] for link in payload["links"])
 
 
-def test_cost_shows_every_algorithm_the_cheapest_first() -> None:
+def test_cost_shows_every_algorithm_cheapest_first() -> None:
     arguments = ["cost", "--cluster", "workers=4,link=1gbit", "--all-reduce", "1MB", "--json"]
     payload = json.loads(RUNNER.invoke(app, arguments).stdout)
     times = [row["duration_ns"] for row in payload["costs"]]
@@ -63,7 +63,7 @@ def test_simulate_runs_jobs_and_writes_a_trace(tmp_path: Path) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
-def test_a_calibration_from_another_machine_is_said(tmp_path: Path) -> None:
+def test_a_calibration_from_another_machine_is_reported(tmp_path: Path) -> None:
     link = LinkKind.of("measured", 1e9)
     elsewhere = Calibration("2026-01-01", "no machine of ours", "torch, gloo", 0.01, 0.02, 1.0, {})
     path = tmp_path / "there.toml"
@@ -73,7 +73,7 @@ def test_a_calibration_from_another_machine_is_said(tmp_path: Path) -> None:
     assert re.search(r"\bcalibrated\b.*\banother machine\b", run.stderr)
 
 
-def test_show_says_where_messages_go_another_way(tmp_path: Path) -> None:
+def test_show_reports_messages_that_take_another_path(tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
     ways = (Regime(0.0, 5e3, 0.5), Regime(2**20, 9e3))
     Cluster("here", star(2, LinkKind.of("memory", 1e9)), regimes=ways).save(path)
@@ -96,5 +96,5 @@ def test_show_says_where_messages_go_another_way(tmp_path: Path) -> None:
         ["show", "nowhere"],
     ],
 )
-def test_bad_words_are_refused(arguments: list[str]) -> None:
+def test_invalid_arguments_are_refused(arguments: list[str]) -> None:
     assert isinstance(RUNNER.invoke(app, arguments).exception, SlipstreamError)

@@ -1,4 +1,4 @@
-"""`slipstream data`: what is listed, shown and verified, for people and for programs."""
+"""`slipstream data`: lists, details and verification, for people and for programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_ls_lists_every_set_and_what_is_here() -> None:
+def test_ls_lists_every_set_and_which_are_present() -> None:
     shown = RUNNER.invoke(app, ["ls"]).stdout
     assert all(entry.name in shown for entry in data.manifest())
     listed = json.loads(RUNNER.invoke(app, ["ls", "--json"]).stdout)
@@ -68,7 +68,7 @@ def test_show_gives_licence_shapes_and_checksum() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_show_of_an_absent_set_says_how_to_get_it() -> None:
+def test_show_of_an_absent_set_explains_how_to_get_it() -> None:
     result = RUNNER.invoke(app, ["show", "fashion_mnist"])
     assert result.exit_code == 0
     assert "apt-get install dataset-fashion-mnist" in result.stdout
@@ -79,7 +79,7 @@ def test_show_of_an_unknown_set_suggests_one() -> None:
         RUNNER.invoke(app, ["show", "digit"], catch_exceptions=False, standalone_mode=False)
 
 
-def test_verify_leaves_with_1_where_a_file_differs(folder: Path) -> None:
+def test_verify_exits_with_1_if_a_file_differs(folder: Path) -> None:
     good = RUNNER.invoke(app, ["verify", "tiny_shakespeare", "--json"])
     assert good.exit_code == 0
     assert json.loads(good.stdout)[0]["ok"] is True
@@ -91,7 +91,7 @@ def test_verify_leaves_with_1_where_a_file_differs(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_verify_without_a_name_checks_all_that_are_here() -> None:
+def test_verify_without_a_name_checks_all_present_sets() -> None:
     result = RUNNER.invoke(app, ["verify", "--json"])
     assert result.exit_code == 0
     assert [line["name"] for line in json.loads(result.stdout)] == data.available()

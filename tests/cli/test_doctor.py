@@ -28,7 +28,7 @@ def _run(*arguments: object) -> Result:
     return done
 
 
-def test_the_report_has_every_part(tmp_path: Path) -> None:
+def test_the_report_has_every_section(tmp_path: Path) -> None:
     done = _run("--store", tmp_path / "r.db")
     assert done.exit_code == 0
     for title in ("This machine", "Software", "Extras", "What can be measured here", "store"):
@@ -41,11 +41,11 @@ def test_the_report_has_every_part(tmp_path: Path) -> None:
         "qemu", "chromium", "peak memory", "results",
     } <= names  # fmt: skip
     assert all(row["found"] for row in rows)
-    # What does not work says why, and where there is a way to get it, which.
+    # A failed check gives its reason and, if there is one, a remedy.
     assert all(row["unlocks"] or row["remedy"] for row in rows if row["ok"] is False)
 
 
-def test_looking_makes_no_store(tmp_path: Path) -> None:
+def test_checking_creates_no_store(tmp_path: Path) -> None:
     check = doctor.check_store(tmp_path / "a" / "r.db")
     assert check.ok
     assert re.search(r"\bcreated\b.*\bfirst measurement\b", check.found)
@@ -79,7 +79,7 @@ def test_programs_are_run_and_not_only_found(
     assert "qemu-system-arm" in by_name["qemu"].found
 
 
-def test_a_program_that_works_says_its_version() -> None:
+def test_a_working_program_reports_its_version() -> None:
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
     by_name = {check.name: check for check in doctor.look("measuring")}
@@ -87,7 +87,7 @@ def test_a_program_that_works_says_its_version() -> None:
     assert by_name["git"].found.startswith("git version")
 
 
-def test_counters_are_asked_for_and_given_back() -> None:
+def test_counters_are_opened_and_closed() -> None:
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     by_name = {check.name: check for check in doctor.look("measuring")}
     for name in ("hardware counters", "software counters"):
@@ -112,14 +112,14 @@ def test_energy_is_never_guessed() -> None:
     assert by_name["energy"].ok == any(Path("/sys/class/powercap").glob("*/energy_uj"))
 
 
-def test_without_the_compiled_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiled_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     switch_library_off(monkeypatch)
     by_name = {check.name: check for check in doctor.look("software")}
     assert by_name["compiled library"].ok is False
     assert "SLIPSTREAM_NATIVE" in by_name["compiled library"].found
 
 
-def test_pressure_is_told_in_words(tmp_path: Path) -> None:
+def test_pressure_is_reported_in_words(tmp_path: Path) -> None:
     path = tmp_path / "cpu"
     path.write_text("some avg10=98.54 avg60=74.41 total=11990\nfull avg10=0.00\n")
     busy = doctor.pressure(path)

@@ -1,4 +1,4 @@
-"""`slipstream measure`: as a user runs it."""
+"""`slipstream measure` as a user runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream.measure.records import Verdict
 from slipstream.measure.store import Store
 
 PYTHON = shlex.quote(sys.executable)
-# How sure it is, and so which of them it says, is up to the machine: see tests/measure.
+# How certain the result is, and which of these it is, depends on the machine: see tests/measure.
 VERDICTS = {str(verdict) for verdict in Verdict}
 
 
@@ -28,7 +28,7 @@ def measure(*words):
     return done
 
 
-def test_two_commands_are_compared_and_kept(tmp_path):
+def test_two_commands_are_compared_and_stored(tmp_path):
     store = tmp_path / "r.db"
     done = measure(
         "ab", "--base-cmd", "sleep 0.01", "--head-cmd", "sleep 0.3",
@@ -83,12 +83,12 @@ def test_two_revisions_run_the_same_command(tmp_path, monkeypatch):
         ["gate", "--seconds", "0"],
     ],
 )
-def test_an_incomplete_question_is_a_usage_error_that_teaches(words):
+def test_an_incomplete_request_is_a_usage_error_with_an_example(words):
     with pytest.raises(UsageError):
         measure(*words)
 
 
-def test_a_command_that_is_not_there_or_fails_is_named():
+def test_a_missing_or_failing_command_is_named():
     with pytest.raises(InvalidArgumentError, match=r"'no-such-program'.*\bnot found\b"):
         measure("ab", "--base-cmd", "true", "--head-cmd", "no-such-program", "--no-save")
     with pytest.raises(MeasurementError, match=r"'head' failed\b.*\bstatus 1\b"):
@@ -97,7 +97,7 @@ def test_a_command_that_is_not_there_or_fails_is_named():
         measure("ab", "--base-cmd", "true", "--head-cmd", "true", "--budget", "0s", "--no-save")
 
 
-def test_the_gate_says_a_colour_and_what_can_be_found():
+def test_the_gate_shows_a_colour_and_its_checks():
     found = json.loads(measure("gate", "--seconds", "30", "--json").stdout)
     assert found["level"] in ("green", "amber", "red")
     assert found["seconds"] == 30
@@ -105,7 +105,7 @@ def test_the_gate_says_a_colour_and_what_can_be_found():
     assert "this machine is" in measure("gate").stdout
 
 
-def test_help_teaches_and_needs_neither_torch_nor_numpy():
+def test_help_explains_without_torch_or_numpy():
     code = (
         "import sys; from slipstream.cli.measure import app\n"
         "try: app(['ab', '--help'], standalone_mode=False)\n"

@@ -1,4 +1,4 @@
-"""`slipstream results`: as a user runs it, in a fresh process where that matters."""
+"""`slipstream results` as a user runs it, in a new process where that matters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _saved(path: Path, experiment: Experiment) -> str:
 
 
 def _run(*arguments: object) -> str:
-    """stdout; errors of ours are raised, as `slipstream` itself turns them into words."""
+    """Return stdout; our errors are raised, which `slipstream` turns into messages."""
     done = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -92,7 +92,7 @@ def test_ls(path: Path, first: str) -> None:
     assert row["status"] == "complete"
 
 
-def test_a_run_that_failed_is_not_listed_as_complete(path: Path) -> None:
+def test_a_failed_run_is_not_listed_as_complete(path: Path) -> None:
     failed = Event(25, "failed", {"arm": "base", "what": "no memory left"})
     made = replace(_experiment(), events=(failed, Event(25, "stop", {"reason": "failed"})))
     _saved(path, made)
@@ -121,7 +121,7 @@ def test_the_store_is_found_by_the_environment(
     assert first in _run("ls")
 
 
-def test_show_puts_prediction_and_measurement_on_one_line(path: Path, first: str) -> None:
+def test_show_has_prediction_and_measurement_on_one_line(path: Path, first: str) -> None:
     line = next(
         line for line in _run("show", first, "--store", path).splitlines() if "amp: wall" in line
     )
@@ -147,7 +147,7 @@ def test_show_verify_recomputes(path: Path, first: str) -> None:
         _run("show", other, "--verify", "--store", path)
 
 
-def test_an_interrupted_experiment_is_shown_with_what_it_has(path: Path) -> None:
+def test_an_interrupted_experiment_is_shown_with_its_samples(path: Path) -> None:
     made = _experiment()
     code = (
         "import sys; from slipstream.measure.store import Store\n"
@@ -166,7 +166,7 @@ def test_an_interrupted_experiment_is_shown_with_what_it_has(path: Path) -> None
     assert made.title in text
 
 
-def test_a_run_of_ranks_is_shown_with_all_of_its_tables(path: Path) -> None:
+def test_a_run_of_ranks_is_shown_with_all_its_tables(path: Path) -> None:
     made, name = _experiment(), "ddp:2+topk:0.01"
     blocks = np.arange(40, dtype=np.int32)
     record = {
@@ -228,7 +228,7 @@ def test_export(path: Path, first: str, tmp_path: Path) -> None:
     assert json.loads(lines.read_text())["experiment"] == first
 
 
-def test_regress_finds_the_step_and_fails(path: Path, first: str) -> None:
+def test_regress_finds_the_change_and_fails(path: Path, first: str) -> None:
     assert re.search(r"\bNo regression\b.*\b1 experiment", _run("regress", "--store", path))
     _saved(path, _experiment(ratio=0.95, revision="b" * 40))
     done = CliRunner().invoke(app, ["regress", "--store", str(path), "--json"])
@@ -242,7 +242,7 @@ def test_regress_finds_the_step_and_fails(path: Path, first: str) -> None:
     assert _json("regress", "--title", "other", "--store", path) == []
 
 
-def test_help_teaches_and_needs_no_numpy() -> None:
+def test_help_explains_without_numpy() -> None:
     code = (
         "import sys\n"
         "from slipstream.cli.results import app\n"
