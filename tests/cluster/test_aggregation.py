@@ -1,4 +1,4 @@
-"""Switches that add up: by the formula, on trees of several tiers, and where jobs share them."""
+"""Aggregating switches: by formula, in trees of several tiers, and shared by jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tasks_of(nbytes: float, algo: str = "in_network") -> Tasks:
 
 
 def both(topology: Topology, nbytes: float, alpha_ns: float = 0.0) -> tuple[float, float]:
-    """By closed form, and simulated."""
+    """Return the times by closed form and by simulation."""
     cluster = Cluster("adds up", topology, alpha_ns=Quantity(alpha_ns))
     request = Collective("all_reduce", nbytes, algo="in_network")
     return cluster.cost(request).duration_ns, simulate(cluster, Job(tasks_of(nbytes))).makespan_ns
@@ -53,7 +53,7 @@ def both(topology: Topology, nbytes: float, alpha_ns: float = 0.0) -> tuple[floa
     [
         (AMPLE, 1e9),
         (Aggregator(4096, 1024.0, 0.25e9), 0.25e9),
-        # Two slots of 500 bytes in a round trip of 1500 ns a hop.
+        # Two slots of 500 bytes per round trip of 1500 ns per hop.
         (Aggregator(2, 500.0, 1e12), None),
     ],
 )
@@ -71,24 +71,24 @@ def test_up_and_down_the_tree_by_hand(
     assert both(made.with_aggregators(aggregator), 1e7) == pytest.approx((by_hand, by_hand))
 
 
-def test_a_rank_starts_one_message_and_is_sent_one() -> None:
+def test_a_rank_sends_one_message_and_receives_one() -> None:
     quiet, busy = (both(star(4, LINK).with_aggregators(AMPLE), 1e6, a)[0] for a in (0.0, 700.0))
     assert busy - quiet == pytest.approx(2 * 700.0)
 
 
-def test_every_cable_carries_the_bytes_once_each_way() -> None:
+def test_every_cable_carries_the_bytes_once_in_each_direction() -> None:
     topology = leaf_spine(16, 4, 2, LINK).with_aggregators(AMPLE)
     cluster = Cluster("adds up", topology)
     cost = cluster.cost(Collective("all_reduce", 1e6, algo="in_network"))
     timeline = simulate(cluster, Job(tasks_of(1e6)))
     assert timeline.link_bytes.tolist() == cost.link_bytes.tolist()
     assert set(cost.link_bytes.tolist()) == {0.0, 1e6}
-    # 16 cables and 4 uplinks both ways, 4 leaves and a spine.
+    # 16 cables and 4 uplinks in both directions, 4 leaves and a spine.
     assert cost.link_bytes.sum() == 45e6
     assert cost.bytes_per_rank == 1e6
 
 
-def test_switches_that_cannot_add_pass_on_what_each_sends() -> None:
+def test_switches_that_cannot_aggregate_forward_every_message() -> None:
     plain = leaf_spine(16, 4, 2, LINK)
     spines = [n for n in range(plain.nodes) if plain.node_name(n) in ("switch 4", "switch 5")]
     tree = aggregation_tree(plain.with_aggregators(AMPLE, spines), range(16))
@@ -99,7 +99,7 @@ def test_switches_that_cannot_add_pass_on_what_each_sends() -> None:
     assert predicted == pytest.approx(simulated) == pytest.approx(2e8, rel=1e-3)
 
 
-def test_groups_inside_a_leaf_stay_there_and_others_take_different_spines() -> None:
+def test_groups_inside_a_leaf_stay_there_and_others_use_different_spines() -> None:
     topology = leaf_spine(16, 4, 2, LINK).with_aggregators(AMPLE)
     assert aggregation_tree(topology, [0, 1, 2]).depth == 1
     spine_tree, other = (aggregation_tree(topology, [first, first + 4]) for first in (0, 1))
@@ -110,7 +110,7 @@ def test_groups_inside_a_leaf_stay_there_and_others_take_different_spines() -> N
     assert not uplinks[0] & uplinks[1]
 
 
-def test_jobs_share_what_adds_up() -> None:
+def test_jobs_share_aggregators() -> None:
     slow = Aggregator(4096, 1024.0, 0.5e9)
     cluster = Cluster("adds up", star(4, LINK).with_aggregators(slow))
     jobs = [Job(tasks_of(1e8), placement=Group.of(pair)) for pair in ((0, 1), (2, 3))]
@@ -118,7 +118,7 @@ def test_jobs_share_what_adds_up() -> None:
     assert simulate(cluster, jobs).makespan_ns == pytest.approx(2 * alone, rel=1e-3)
 
 
-def test_auto_takes_it_where_it_is_cheapest() -> None:
+def test_auto_chooses_it_if_it_is_cheapest() -> None:
     topology = star(8, LINK)
     request = Collective("all_reduce", 1e8)
     assert Cluster("plain", topology).cost(request).algo != "in_network"
@@ -130,7 +130,7 @@ def test_auto_takes_it_where_it_is_cheapest() -> None:
     assert slow.cost(request).algo != "in_network"
 
 
-def test_a_file_says_which_switches(tmp_path: Path) -> None:
+def test_a_file_specifies_which_switches_aggregate(tmp_path: Path) -> None:
     text = (
         '[topology]\ngenerator = "star"\ndevices = 4\nlink = "nic"\n'
         "aggregator = { slots = 64, slot_bytes = 1024, bytes_per_s = 5e9 }\n"
@@ -150,7 +150,7 @@ def test_a_file_says_which_switches(tmp_path: Path) -> None:
             Cluster.load(path)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_trees_are_refused() -> None:
     request = Collective("all_reduce", 1e6, algo="in_network")
     with pytest.raises(ClusterError, match=r"\bswitch\b"):
         Cluster("plain", star(4, LINK)).cost(request)
@@ -165,6 +165,6 @@ def test_what_cannot_be_is_refused() -> None:
         Cluster("broken", adds.with_capacity(2, 0.0)).cost(request)
     with pytest.raises(InvalidArgumentError, match=r"\bin_network\b.*\bpackets\b"):
         simulate(Cluster("adds up", adds), Job(tasks_of(1e6)), fidelity="packet")
-    # Every host's card is in the way, but hosts add nothing up: the fabric does.
+    # Every host's card is on the path, but only the fabric aggregates, not hosts.
     hosts = gpu_hosts(2, 2, LINK, LINK, LINK).with_aggregators(AMPLE)
     assert aggregation_tree(hosts, range(4)).depth == 2

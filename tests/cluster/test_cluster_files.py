@@ -1,4 +1,4 @@
-"""A cluster's file is read by type: whatever it holds, errors say what, where and what to do."""
+"""Cluster files are read by type: errors name the problem, the place and the remedy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def loaded(tmp_path: Path, data: dict[str, Any]) -> Cluster:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where there is anything in a file, tables and entries of arrays as well."""
+    """Yield the path of every value in a file, including tables and entries of arrays."""
     entries = value.items() if isinstance(value, dict) else enumerate(value)
     for key, child in entries:
         yield (*path, key)
@@ -83,7 +83,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     "path", list(places(tomllib.loads(TEXT))), ids=lambda p: ".".join(map(str, p))
 )
-def test_nothing_in_a_file_fails_inside(path: tuple[Any, ...], tmp_path: Path) -> None:
+def test_no_value_in_a_file_causes_an_internal_error(path: tuple[Any, ...], tmp_path: Path) -> None:
     errors = [error for junk in JUNK if (error := refusal(path, junk, tmp_path)) is not None]
     for error in errors:
         assert error.what
@@ -93,7 +93,7 @@ def test_nothing_in_a_file_fails_inside(path: tuple[Any, ...], tmp_path: Path) -
 
 
 def refusal(path: tuple[Any, ...], junk: Any, folder: Path) -> SlipstreamError | None:
-    """The error where `junk` is at one place of the file; None where it may be there."""
+    """Return the error with `junk` at one place of the file; None if it is allowed there."""
     data = copy.deepcopy(tomllib.loads(TEXT))
     table: Any = data
     for key in path[:-1]:
@@ -130,9 +130,9 @@ def test_errors_name_the_place(
     assert remedy in (caught.value.remedy or "")
 
 
-def test_what_is_saved_is_what_is_read(tmp_path: Path) -> None:
+def test_saved_clusters_are_read_back_equal(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
-    # A date without quotes is one as well.
+    # An unquoted date is accepted, too.
     path.write_text(TEXT.replace('"2026-01-01"', "2026-01-01"))
     cluster = Cluster.load(path)
     cluster.save(tmp_path / "1.toml")

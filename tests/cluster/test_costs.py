@@ -1,4 +1,4 @@
-"""What collectives cost: formulas, phases on a topology, and the simulator agree."""
+"""Costs of collectives: formulas, phases on a topology, and the simulator agree."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_ring_by_hand() -> None:
     assert cost.interval is None
 
 
-def test_simulation_and_closed_form_agree_where_nobody_else_is() -> None:
+def test_simulation_and_closed_form_agree_without_contention() -> None:
     count = 0
     for name, simulated, formula, latency in uncontended_cases(full=False):
         if "n=4096" in name or "n=1024" in name:
@@ -65,7 +65,7 @@ def test_simulation_and_closed_form_agree_where_nobody_else_is() -> None:
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_phases_move_what_the_algorithm_moves(kind: str, n: int) -> None:
     for algo in ALGORITHMS[kind]:
-        # Switches that add up are of a network, which phases know nothing of.
+        # Aggregating switches belong to a network, which phases do not know.
         if (kind == "p2p" and n != 2) or algo == "in_network":
             continue
         if algo == "halving_doubling" and kind != "all_reduce" and n & (n - 1):
@@ -73,7 +73,7 @@ def test_phases_move_what_the_algorithm_moves(kind: str, n: int) -> None:
                 phases(kind, algo, (n,))
             continue
         total = sum(float(p.share.sum()) for p in phases(kind, algo, (n,), 16, 2))
-        # What must cross from rank to rank at least; an all-reduce moves 2 (n - 1) of S in all.
+        # The minimum that must cross between ranks; an all-reduce moves 2 (n - 1) S in total.
         least = {
             "all_reduce": 2 * (n - 1), "reduce_scatter": n - 1, "all_gather": n - 1,
             "broadcast": n - 1, "all_to_all": n - 1, "p2p": 1, "halo": 2 * (n - 1),
@@ -91,9 +91,9 @@ def test_gloo_gathers_half_a_piece_later(n: int, longer: float) -> None:
     }
     assert durations["gloo"].duration_ns == pytest.approx(longer * durations["ring"].duration_ns)
     assert durations["gloo"].bytes_per_rank == durations["ring"].bytes_per_rank
-    # What a library does is not what is cheapest.
+    # The library's algorithm is not the cheapest.
     assert cluster.cost(Collective("all_gather", 1e6)).algo != "gloo"
-    # One cable of a tenth: the ring goes at its pace, and so does what comes first.
+    # One cable of a tenth: the ring is limited by it, and so is the algorithm listed first.
     capacity = cluster.topology.capacity.copy()
     capacity[0] /= 10
     unlike = Cluster("unlike", replace(cluster.topology, capacity=capacity))
@@ -120,7 +120,7 @@ def test_both_trees_span_and_no_rank_is_inside_both(n: int) -> None:
         assert (inside[0] & inside[1]) <= roots
 
 
-def test_the_two_dimensional_formula_of_the_multipod() -> None:
+def test_the_two_dimensional_formula_matches_the_multipod() -> None:
     pod = Cluster.load("tpu-v3-multipod")
     cost = pod.cost(Collective("all_reduce", 102e6, algo="2d"))
     rate, alpha, x, y = 82.0, 1500.0, 128, 32
@@ -132,7 +132,7 @@ def test_the_two_dimensional_formula_of_the_multipod() -> None:
     assert cost.duration_ns < pod.cost(Collective("all_reduce", 102e6, algo="ring")).duration_ns / 4
 
 
-def test_hosts_of_several_devices_reduce_inside_first() -> None:
+def test_hosts_of_several_devices_reduce_locally_first() -> None:
     cluster = Cluster("hosts", gpu_hosts(4, 8, LinkKind.of("nv", 100e9), LINK, LINK))
     found = {a: cluster.cost(Collective("all_reduce", 1e9, algo=a)) for a in ("ring", "ring*ring")}
     # All eight devices of a host share one card: by dimensions it carries 2 (4 - 1) / 4 of S.
@@ -141,7 +141,7 @@ def test_hosts_of_several_devices_reduce_inside_first() -> None:
     assert found["ring*ring"].duration_ns < found["ring"].duration_ns
 
 
-def test_many_at_once_equal_one_by_one_to_the_bit() -> None:
+def test_batched_costs_equal_single_ones_bitwise() -> None:
     cluster = Cluster("sixteen", star(16, LINK), alpha_ns=Quantity(500.0))
     rng = np.random.default_rng(0)
     size, ranks = 10 ** rng.uniform(0, 9, 300), rng.integers(1, 17, 300)
@@ -157,7 +157,7 @@ def test_many_at_once_equal_one_by_one_to_the_bit() -> None:
         cluster.cost_many_ns("all_reduce", [np.nan], [2])
 
 
-def test_a_formula_takes_arrays_and_refuses_nonsense() -> None:
+def test_a_formula_takes_arrays_and_refuses_invalid_values() -> None:
     settings: Any = {"alpha_ns": 1e3, "bytes_per_s": 1e9}
     got = closed_form_ns("all_reduce", "ring", [0.0, 1e6], [4, 4], **settings)
     assert got.tolist() == [6e3, 6e3 + 1.5e6]
@@ -179,7 +179,7 @@ def test_a_link_without_capacity_is_named() -> None:
     broken = Cluster("broken", whole.with_capacity(2, 0.0))
     with pytest.raises(ClusterError, match=r"link 2 \(device 2 -> switch 0\)"):
         alone(broken, Collective("all_reduce", 1e6, algo="ring"))
-    # Nobody goes there.
+    # No message goes there.
     assert alone(broken, Collective("all_reduce", 1e6, Group.of([0, 1]), "ring")) > 0.0
 
 
@@ -225,7 +225,7 @@ def test_every_preset_loads_saves_and_costs_the_same(name: str, tmp_path: Any) -
     assert all(kind.bytes_per_s.source for kind in cluster.topology.link_kinds)
 
 
-def test_sizes_of_a_preset_can_be_others() -> None:
+def test_a_preset_takes_other_sizes() -> None:
     assert Cluster.load("h100x8-100gbe", hosts=64).devices == 512
     with pytest.raises(UnknownNameError, match="gpu_hosts setting"):
         Cluster.load("h100x8-100gbe", rows=3)
@@ -249,7 +249,7 @@ def test_the_short_form() -> None:
         ("workers=4,link=1gbit,device=h1000", "'h1000'"),
     ],
 )
-def test_a_malformed_name_says_what_is_wrong(text: str, message: str) -> None:
+def test_a_malformed_name_is_reported(text: str, message: str) -> None:
     with pytest.raises(SlipstreamError, match=message):
         Cluster.load(text)
 
@@ -269,21 +269,21 @@ def test_a_malformed_name_says_what_is_wrong(text: str, message: str) -> None:
         ),
     ],
 )
-def test_a_malformed_file_says_what_is_wrong(text: str, message: str, tmp_path: Any) -> None:
+def test_a_malformed_file_is_reported(text: str, message: str, tmp_path: Any) -> None:
     (tmp_path / "c.toml").write_text(text)
     with pytest.raises(SlipstreamError, match=message):
         Cluster.load(tmp_path / "c.toml")
 
 
-def test_a_cluster_can_be_sent_to_another_process() -> None:
+def test_a_cluster_can_be_pickled() -> None:
     cluster = Cluster("ring", ring(6, LINK))
     before = cluster.cost(Collective("all_reduce", 1e6)).duration_ns
     again = pickle.loads(pickle.dumps(cluster))
     assert again.cost(Collective("all_reduce", 1e6)).duration_ns == before
 
 
-def test_the_slowest_link_of_the_way_fills_a_pipeline() -> None:
-    # A chain of four on links of unlike speed, the last one ten times as slow as the others.
+def test_the_slowest_link_on_the_path_limits_a_pipeline() -> None:
+    # A chain of four on links of different speed, the last ten times as slow as the others.
     slow = star(4, LINK)
     capacity = slow.capacity.copy()
     ends = slow.node_of_device[3]

@@ -1,4 +1,4 @@
-"""Messages of different sizes that go different ways: found by fits, saved, priced, simulated."""
+"""Messages of different sizes that take different paths: fitted, saved, priced, simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.ranks.calibration import fitted_cluster
 
 LINK = LinkKind.of("memory", 2e9)
-# In cache 50 us and 0.1 ns a byte; outside it, from a million bytes on, 80 us and 0.5 ns.
+# In cache 50 us and 0.1 ns per byte; outside it, from a million bytes on, 80 us and 0.5 ns.
 CACHED, LARGE = Regime(0.0, 50e3, 0.2), Regime(1e6, 80e3, 1.0)
 
 
@@ -58,7 +58,7 @@ def errors(found: Fit, samples: list[Sample]) -> list[float]:
     return [abs(found.predict_ns(s.operation) / s.duration_ns - 1) for s in samples]
 
 
-def test_a_jump_is_found_with_a_step_where_it_is() -> None:
+def test_a_jump_is_found_at_its_position() -> None:
     samples = timed(message_ns, kinds=("p2p", "all_reduce"))
     found = fit(samples, most_regimes=3)
     first, second = found.regimes
@@ -74,7 +74,7 @@ def test_a_jump_is_found_with_a_step_where_it_is() -> None:
     assert found.intervals["ns_per_byte"][0] == pytest.approx(0.5)
 
 
-def test_lines_that_meet_between_two_sizes_go_on_without_a_step() -> None:
+def test_lines_that_meet_between_two_sizes_are_continuous() -> None:
     def handshake(nbytes: float) -> float:
         return 10e3 + 0.5 * nbytes if nbytes < 120e3 else 46e3 + 0.2 * nbytes
 
@@ -83,10 +83,10 @@ def test_lines_that_meet_between_two_sizes_go_on_without_a_step() -> None:
     assert found.regimes[0].slowdown == pytest.approx(2.5)
 
 
-def test_one_line_stays_one_and_cheaper_than_a_smaller_one_is_not_allowed() -> None:
+def test_a_single_line_stays_single_and_costs_never_decrease_with_size() -> None:
     plain = fit(timed(lambda size: 20e3 + 0.4 * size, noise=0.05), most_regimes=3)
     assert plain.regimes == ()
-    # A tenth less from 300,000 bytes on: noise, no way of messages.
+    # A tenth less from 300,000 bytes on, which is noise.
     lower = timed(lambda size: (20e3 + 0.4 * size) * (1.0 if size < 3e5 else 0.9))
     found = fit(lower, most_regimes=3)
     sizes = np.geomspace(4, 1e8, 400).astype(int).tolist()
@@ -95,7 +95,7 @@ def test_one_line_stays_one_and_cheaper_than_a_smaller_one_is_not_allowed() -> N
         assert np.all(np.diff(predicted) >= 0.0)
 
 
-def test_sizes_left_out_are_predicted_where_one_line_is_not() -> None:
+def test_held_out_sizes_are_predicted_better_than_by_one_line() -> None:
     samples = timed(message_ns, noise=0.03)
     several, single = (fit(samples[::2], most_regimes=most) for most in (3, 1))
     left = samples[1::2]
@@ -103,12 +103,12 @@ def test_sizes_left_out_are_predicted_where_one_line_is_not() -> None:
     assert np.mean(errors(several, left)) < np.mean(errors(single, left)) / 3
 
 
-def test_few_sizes_are_one_line() -> None:
+def test_few_sizes_give_one_line() -> None:
     assert fit(timed(message_ns)[::5], most_regimes=3).regimes == ()
 
 
 @pytest.mark.parametrize("nbytes", [0.0, 1e3, 999e3, 1e6, 1.9e6, 2e6, 5e8])
-def test_closed_form_and_simulation_take_the_way_of_the_message(nbytes: float) -> None:
+def test_closed_form_and_simulation_use_the_regime_of_the_message(nbytes: float) -> None:
     for collective, expected in (
         (Collective("p2p", nbytes, Group.of([0, 1])), message_ns(nbytes)),
         (
@@ -122,11 +122,11 @@ def test_closed_form_and_simulation_take_the_way_of_the_message(nbytes: float) -
         tasks.communicate(collective)
         timeline = simulate(cluster, Job(tasks))
         assert timeline.makespan_ns == pytest.approx(expected)
-        # What is counted is what was sent, however long it took.
+        # The count is of sent bytes, regardless of their time.
         assert timeline.link_bytes.max() == pytest.approx(nbytes)
 
 
-def test_many_at_once_equal_one_by_one_to_the_bit() -> None:
+def test_batched_costs_equal_single_ones_bitwise() -> None:
     cluster = here(16)
     rng = np.random.default_rng(0)
     size, ranks = 10 ** rng.uniform(0, 9, 200), rng.integers(1, 17, 200)
@@ -139,14 +139,14 @@ def test_many_at_once_equal_one_by_one_to_the_bit() -> None:
             assert found[i] == cost.duration_ns
 
 
-def test_large_messages_share_a_link_as_slowly_as_they_pass_it() -> None:
+def test_large_messages_share_a_link_at_the_rate_they_take_alone() -> None:
     tasks = Tasks()
     tasks.communicate(Collective("p2p", 1e8))
     jobs = [Job(tasks, placement=Group.of([0, 1]))] * 2
     assert simulate(here(), jobs).makespan_ns == pytest.approx(80e3 + 2 * 0.5e8)
 
 
-def test_a_file_keeps_them_and_older_files_are_read(tmp_path: Path) -> None:
+def test_a_file_stores_them_and_older_files_are_read(tmp_path: Path) -> None:
     samples = timed(message_ns, noise=0.02)
     found = fit(samples, most_regimes=3)
     made = fitted_cluster(2, "memory", False, found, samples, "gloo")

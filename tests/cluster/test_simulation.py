@@ -50,7 +50,7 @@ def test_iterations_follow_each_other() -> None:
     assert timeline.job(0).exposed_ns(2).tolist() == [1e6] * 3
 
 
-def test_jobs_that_run_differently_often_are_written_out_alike() -> None:
+def test_jobs_of_different_lengths_are_written_with_equal_iterations() -> None:
     alone = simulate(FOUR, Job(step(1e6, 5e6), 3, Group.of([0, 1])))
     both = simulate(
         FOUR,
@@ -66,7 +66,7 @@ def shared_cable() -> Cluster:
     return Cluster("two racks", from_edges(edges, ["a", "b", "c", "d"]))
 
 
-def test_two_jobs_on_one_cable_take_twice_as_long_and_say_why() -> None:
+def test_two_jobs_on_one_cable_take_twice_as_long_and_report_why() -> None:
     cluster = shared_cable()
     jobs = [Job(step(1e6), placement=Group.of(ends)) for ends in ([0, 2], [1, 3])]
     assert simulate(cluster, jobs[0]).makespan_ns == pytest.approx(1e6)
@@ -77,7 +77,7 @@ def test_two_jobs_on_one_cable_take_twice_as_long_and_say_why() -> None:
     assert timeline.link_utilisation().max() == pytest.approx(1.0)
 
 
-def test_the_urgent_and_the_heavy_get_more() -> None:
+def test_urgent_and_heavy_jobs_get_more() -> None:
     cluster = shared_cable()
     ends = [Group.of([0, 2]), Group.of([1, 3])]
     urgent = simulate(
@@ -143,7 +143,7 @@ def test_a_cycle_names_its_tasks() -> None:
         (lambda: simulate(FOUR, Job(step(1.0))).job(1), "job: 1 is not a job"),
     ],
 )
-def test_what_cannot_run_is_refused(make: Any, message: str) -> None:
+def test_invalid_jobs_are_refused(make: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         make()
 
@@ -171,7 +171,7 @@ def test_hash_seeds_do_not_matter() -> None:
     assert len(outputs) == 1
 
 
-def test_packets_take_as_long_as_fluids_where_nothing_overflows() -> None:
+def test_packets_take_as_long_as_fluids_without_overflow() -> None:
     cluster = Cluster("four", star(4, LinkKind.of("link", 1e9, 2000.0)))
     job = Job(step(4e6, 5e6, ranks=4), iterations=2)
     fluid = simulate(cluster, job)
@@ -179,7 +179,7 @@ def test_packets_take_as_long_as_fluids_where_nothing_overflows() -> None:
     assert packets.makespan_ns == pytest.approx(fluid.makespan_ns, rel=0.03)
     assert packets.queues is not None
     assert packets.queues.dropped.sum() == 0
-    # Headers are bytes too.
+    # Headers count as bytes, too.
     headed = simulate(cluster, job, fidelity="packet", queues=Queues(10e6))
     assert headed.makespan_ns > 1.02 * packets.makespan_ns
 
@@ -207,7 +207,7 @@ def test_incast_overflows_small_queues_and_takes_longer() -> None:
         ({"queues": Queues()}, "queues"),
     ],
 )
-def test_what_does_not_go_with_packets_is_refused(more: dict[str, Any], argument: str) -> None:
+def test_options_that_exclude_packets_are_refused(more: dict[str, Any], argument: str) -> None:
     with pytest.raises(InvalidArgumentError, match=argument):
         simulate(FOUR, Job(step(1e6)), **more)
     with pytest.raises(InvalidArgumentError, match="nbytes"):

@@ -1,4 +1,4 @@
-"""Every topology: its routes are chains of its links from one device to the other."""
+"""Topologies: every route is a chain of links from one device to the other."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_routes_lead_from_one_device_to_the_other(name: str) -> None:
         lambda dims: 1 < np.prod([size for size, _ in dims]) <= 40
     )
 )
-def test_a_torus_of_any_shape_routes_the_short_way(dims: list[tuple[int, bool]]) -> None:
+def test_a_torus_of_any_shape_routes_the_shortest_way(dims: list[tuple[int, bool]]) -> None:
     sizes, wrap = tuple(size for size, _ in dims), tuple(wrapped for _, wrapped in dims)
     made = torus(sizes, SLOW, wrap)
     check_routes(made)
@@ -109,13 +109,13 @@ def test_oversubscription_narrows_the_uplinks() -> None:
     assert made.capacity[made.route(0, 63)].tolist() == [1e9, 0.5e9, 0.5e9, 1e9]
 
 
-def test_devices_of_one_host_do_not_cross_its_card() -> None:
+def test_devices_of_one_host_do_not_use_its_card() -> None:
     made = gpu_hosts(2, 4, FAST, FAST, SLOW)
     assert {made.link(n).kind.name for n in made.route(0, 3)} == {"fast"}
     assert {made.link(n).kind.name for n in made.route(0, 4)} == {"fast", "slow"}
 
 
-def test_a_written_route_is_taken() -> None:
+def test_an_explicit_route_is_used() -> None:
     made = from_edges([("a", "b", SLOW), ("a", "s", FAST), ("s", "b", FAST)], ["a", "b"])
     assert len(made.route(0, 1)) == 1
     around = [n for n in range(made.links) if made.link_name(n) in ("a -> s", "s -> b")]
@@ -141,12 +141,12 @@ def test_a_written_route_is_taken() -> None:
         (lambda: star(2, SLOW).with_capacity(9, 1.0), "link: 9 is not a link"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
+def test_invalid_topologies_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         make()
 
 
-def test_devices_that_nothing_joins_are_named() -> None:
+def test_disconnected_devices_are_named() -> None:
     made = from_edges([("a", "b", SLOW), ("c", "d", SLOW)], ["a", "b", "c", "d"])
     with pytest.raises(ClusterError, match=r"\bdevice 1\b.*\bdevice 2\b"):
         Cluster("apart", made).cost(Collective("all_reduce", 1e6, algo="ring"))
