@@ -1,4 +1,4 @@
-"""Sets that Python and scikit-learn carry."""
+"""Data sets that Python and scikit-learn include."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_text_as_bytes_is_its_utf8() -> None:
         text.as_bytes("name")  # type: ignore[arg-type]
 
 
-def test_standard_library_source_is_cut_where_asked() -> None:
+def test_standard_library_source_is_cut_at_the_requested_size() -> None:
     text = data.get("stdlib_source", limit_bytes=300_000)
     assert 300_000 <= len((text.train + text.validation).encode()) < 1_000_000
     assert "\nimport " in text.train
@@ -57,12 +57,12 @@ def test_standard_library_source_is_cut_where_asked() -> None:
 
 
 @pytest.mark.usefixtures("sklearn")
-def test_digits_keep_all_levels_of_ink() -> None:
+def test_digits_preserve_all_ink_levels() -> None:
     digits = data.get("digits")
     assert digits.images.shape == (1797, 8, 8)
     assert digits.images.dtype == np.uint8
     assert digits.labels.dtype == np.int64
-    # 17 levels of ink, 0 to 16, stay apart and span the whole range.
+    # 17 ink levels, 0 to 16, stay distinct and span the whole range.
     assert len(np.unique(digits.images)) == 17
     assert digits.images.max() == 255
     assert np.bincount(digits.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]

@@ -1,4 +1,4 @@
-"""The catalogue and `get`: every name has a loader, every mistake an answer."""
+"""The catalogue and `get`: every name has a loader, every mistake a helpful error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_entry_names_a_loader_and_a_kind(entry: data.Entry) -> None:
     assert entry.source
 
 
-def test_importing_the_room_loads_neither_torch_nor_scikit_learn() -> None:
+def test_importing_the_package_loads_neither_torch_nor_scikit_learn() -> None:
     check = (
         "import sys, slipstream.data; "
         "sys.exit(bool({'torch', 'sklearn', 'PIL', 'scipy'} & set(sys.modules)))"
@@ -45,14 +45,14 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         data.get("fashion-mnist")
 
 
-def test_an_unknown_option_names_the_known_ones() -> None:
+def test_an_unknown_option_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         data.get("stdlib_source", limit=3)
     assert "limit_bytes" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", IN_FOLDER)
-def test_an_absent_set_says_what_to_do(
+def test_an_absent_set_explains_what_to_do(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("slipstream.data._find.DEBIAN", tmp_path / "debian")
@@ -64,7 +64,7 @@ def test_an_absent_set_says_what_to_do(
     assert (command if name == "fashion_mnist" else "set SLIPSTREAM_DATA") in str(caught.value)
     assert name not in data.available()
 
-    # An empty folder is a different mistake from none.
+    # An empty folder is a different mistake from a missing one.
     monkeypatch.setenv("SLIPSTREAM_DATA", str(tmp_path))
     with pytest.raises(data.MissingDataError) as caught:
         data.get(name, **options)
@@ -85,13 +85,13 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert "slipstream[vision]" in str(caught.value)
 
 
-def test_what_is_available_can_be_listed_without_loading() -> None:
+def test_available_sets_can_be_listed_without_loading() -> None:
     here = data.available()
     assert {"python_topics", "stdlib_source"} <= set(here)
     assert here == [entry.name for entry in ENTRIES if entry.name in here]
 
 
-def test_the_package_carries_no_data() -> None:
+def test_the_package_includes_no_data() -> None:
     package = Path(str(data.__file__)).parent
     kinds_of_file = {path.suffix for path in package.rglob("*") if path.is_file()}
     assert kinds_of_file <= {".py", ".pyc"}

@@ -1,4 +1,4 @@
-"""Checksums: what is on record is compared, and nothing else is claimed."""
+"""Checksums: recorded ones are compared, and nothing else is claimed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _record(root: Path, files: list[tuple[str, bytes]]) -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_an_untouched_file_is_as_recorded() -> None:
+def test_an_unchanged_file_matches_its_record() -> None:
     found = data.verify("tiny_shakespeare")
     assert (found.ok, found.files) == (True, 1)
     assert [file.path for file in data.recorded_files("tiny_shakespeare")] == [
@@ -66,7 +66,7 @@ def test_without_a_record_nothing_is_claimed(root: Path) -> None:
     (root / "MANIFEST.json").unlink()
     assert data.verify("tiny_shakespeare").ok is None
     assert data.recorded_files("tiny_shakespeare") == ()
-    # A set that is neither here nor on record is missing, not unverified.
+    # A set that is neither present nor recorded is missing, not unverified.
     with pytest.raises(data.MissingDataError):
         data.verify("sst")
 

@@ -1,4 +1,4 @@
-"""The rule about skipping: only where nobody promised the feature."""
+"""The skip rule: a promised feature fails instead of skipping."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Require = Callable[[str, bool, str], None]
 
 
 @pytest.mark.parametrize("promised", ["", "data,sklearn", " netlab "])
-def test_what_is_there_passes(
+def test_a_present_feature_passes(
     require: Require, monkeypatch: pytest.MonkeyPatch, promised: str
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_REQUIRE", promised)
     require("data", True, "unused")
 
 
-def test_what_is_absent_skips_with_its_reason(
+def test_an_absent_feature_skips_with_its_reason(
     require: Require, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_REQUIRE", "netlab,database")
@@ -29,7 +29,7 @@ def test_what_is_absent_skips_with_its_reason(
 
 
 @pytest.mark.parametrize("promised", ["data", "netlab, data", "data,netlab"])
-def test_what_is_promised_and_absent_fails(
+def test_a_promised_but_absent_feature_fails(
     require: Require, monkeypatch: pytest.MonkeyPatch, promised: str
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_REQUIRE", promised)
