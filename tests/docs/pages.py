@@ -1,4 +1,4 @@
-"""The documentation as data: pages, their anchors, links and commands."""
+"""The documentation as data: pages, anchors, links and commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHELL = ("", "console", "sh")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, the line it begins on."""
+    """A fenced block: its language, its text and its first line."""
 
     language: str
     text: str
@@ -40,7 +40,7 @@ class Command:
 
     @property
     def arguments(self) -> list[str]:
-        """Without the program's name."""
+        """Return the command line without the program's name."""
         return shlex.split(self.text, comments=True)[1:]
 
     def __str__(self) -> str:
@@ -49,14 +49,14 @@ class Command:
 
 @cache
 def pages() -> dict[str, str]:
-    """Every page for readers, by its path from the root."""
+    """Return every page for readers, by its path from the root."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     found += sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "examples").rglob("*.md"))
     return {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in found}
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks of a page."""
+    """Return the fenced blocks of a page."""
     return [
         Block(match[1], match[2], text.count("\n", 0, match.start()) + 1)
         for match in _FENCE.finditer(text)
@@ -64,12 +64,12 @@ def blocks(text: str) -> list[Block]:
 
 
 def prose(text: str) -> str:
-    """A page without its fenced blocks."""
+    """Return a page without its fenced blocks."""
     return _FENCE.sub("", text)
 
 
 def anchors(text: str) -> set[str]:
-    """What links may name after ``#``: the headings as web pages of repositories write them."""
+    """Return the anchors that links may name after ``#``: headings as GitHub writes them."""
     found = set()
     for heading in _HEADING.findall(prose(text)):
         plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
@@ -78,7 +78,7 @@ def anchors(text: str) -> set[str]:
 
 
 def links(text: str) -> list[str]:
-    """Targets of the page's links, those in code left out."""
+    """Return the targets of the page's links outside code."""
     return _LINK.findall(_SPAN.sub("`", re.sub(r"\[`([^`]+)`\]", r"[\1]", prose(text))))
 
 
@@ -111,7 +111,7 @@ def _in_block(page: str, text: str) -> list[Command]:
 
 @cache
 def all_commands() -> tuple[Command, ...]:
-    """Commands of every page and of the headers of the examples."""
+    """Return the commands of all pages and of the headers of the examples."""
     found = [command for page, text in pages().items() for command in commands(page, text)]
     for path in sorted((ROOT / "examples").glob("*.py")):
         header = path.read_text("utf-8").split('"""')[1]

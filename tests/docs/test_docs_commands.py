@@ -1,4 +1,4 @@
-"""Every command the pages name is one of ours, and runs.
+"""Every command in the pages exists, and runs.
 
 The pages speak of the reader's files: train.py, run.slipgraph, a.py. Here these are small real
 ones, in a folder that all commands share, and steps and budgets are short.
@@ -56,7 +56,7 @@ if __name__ == "__main__":
         loss.backward()
         optimizer.step()
 '''
-# What makes our own examples small: their defaults, as their files write them.
+# Options that make our examples small; their defaults are in their files.
 SMALLER = {
     "hugging_face_style.py": (
         "width=64, heads=4, layers=2, length=32",
@@ -70,7 +70,7 @@ SHORT = {
     "--steps": "3", "--budget": "1s", "--quality-budget": "200ms", "--sizes": "2,4",
     "--time-limit": "5s",
 }  # fmt: skip
-# Commands that are not run here, each with the reason.
+# Commands that are not run here, with the reasons.
 NOT_RUN = {
     "slipstream netlab run --hosts 4 --rate 200mbit -- python train.py": (
         "needs root; tests/ranks/test_measured.py runs commands in a lab"
@@ -175,9 +175,9 @@ NOT_RUN = {
     },
     "slipstream results show ID": "ID is what `results ls` prints; see tests/cli/test_results.py",
 }
-# Benches measure for minutes or hours, and none is a test.
+# Benches take minutes or hours, so none is run as a test.
 BENCH = ["slipstream", "bench"]
-# Beginnings of lines that the shown outputs have and the text explains.
+# Beginnings of lines in the shown outputs that the text explains.
 NOTES = ("baseline:", "A/A guard:", "the transformed workload runs", "+++ b/examples/")
 COMMANDS = {
     " ".join(shlex.split(command.text, comments=True)): command for command in all_commands()
@@ -186,12 +186,12 @@ COMMANDS = {
 
 @cache
 def command_line() -> Any:
-    """The whole command line, put together once."""
+    """Return the command line, built once."""
     return typer.main.get_command(_assemble())
 
 
 def context(arguments: Sequence[str]) -> Any:
-    """`arguments` as the command line reads them; raises what it would say."""
+    """Return `arguments` as parsed by the command line; raises its errors."""
     command, name = command_line(), "slipstream"
     made = command.make_context(name, list(arguments))
     while hasattr(command, "resolve_command") and made._protected_args:
@@ -201,7 +201,7 @@ def context(arguments: Sequence[str]) -> Any:
 
 
 def shortened(arguments: list[str]) -> list[str]:
-    """The same command with fewer steps and less time, where it takes such options."""
+    """Return the same command with fewer steps and less time, if it has such options."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours, script = arguments[:end], arguments[end:]
     options = {
@@ -215,7 +215,7 @@ def shortened(arguments: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the reader is: with a script, our examples made small, a recording, a repository."""
+    """Create the reader's folder: a script, our small examples, a recording and a repository."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "train.py").write_text(TRAIN)
     for name in ("a.py", "b.py", "bench.py"):
@@ -239,13 +239,13 @@ def reader(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[[Sequence[str]], str]:
-    """Runs a command as the reader would, from the folder; returns what it prints."""
+    """Runs a command as the reader would, from the folder, and returns its output."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "160")
-    # The environment in which slipstream is installed is active where a reader types; there are
-    # machines whose own Python is `python3` alone.
+    # A reader has the environment with slipstream active; on some machines
+    # Python itself is only `python3`.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     monkeypatch.setenv("PATH", path)
     monkeypatch.delenv("SLIPSTREAM_STORE", raising=False)
@@ -260,18 +260,18 @@ def reader(
 
 
 @pytest.mark.parametrize("text", COMMANDS)
-def test_the_command_line_reads_it(text: str) -> None:
+def test_the_command_line_parses_it(text: str) -> None:
     context(COMMANDS[text].arguments)
 
 
-def test_what_is_not_run_is_still_named_somewhere() -> None:
+def test_commands_that_are_not_run_still_occur() -> None:
     named = {*COMMANDS, *(span for text in pages().values() for span in text.split("`"))}
     assert set(NOT_RUN) <= named
 
 
 @pytest.fixture(scope="module")
 def recording(folder: Path) -> Path:
-    """The run.slipgraph the pages speak of."""
+    """Record the run.slipgraph of the pages."""
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         start_children_as_forks(patch)
         _command(["profile", "train.py:make_workload", "--steps", "3", "--threads", "1"])
@@ -279,16 +279,16 @@ def recording(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", [text for text in COMMANDS if text.split()[:2] == BENCH])
-def test_a_bench_it_names_is_there(text: str) -> None:
+def test_a_named_bench_exists(text: str) -> None:
     names = context(COMMANDS[text].arguments).params["name"] or []
-    # NAME stands for what `slipstream bench` lists.
+    # NAME is a placeholder for the names that `slipstream bench` lists.
     assert {*names} <= {*purposes(), "all", "NAME"}
 
 
 @pytest.mark.parametrize(
     "text", [text for text in COMMANDS if text not in NOT_RUN and text.split()[:2] != BENCH]
 )
-def test_it_runs_and_prints_what_is_shown(
+def test_it_runs_and_prints_the_shown_output(
     text: str,
     reader: Callable[[Sequence[str]], str],
     recording: Path,
@@ -297,7 +297,7 @@ def test_it_runs_and_prints_what_is_shown(
 ) -> None:
     if "gelu:" in text:
         monkeypatch.syspath_prepend(gelu)
-    # Timing hundreds of operators takes minutes; what is not timed is taken as assumed.
+    # Timing hundreds of operators takes minutes; untimed ones get assumed durations.
     monkeypatch.setattr(Durations, "measure", lambda *ignored, **how: None)
     command = COMMANDS[text]
     output = reader(shortened(command.arguments))
@@ -308,7 +308,7 @@ def test_it_runs_and_prints_what_is_shown(
 
 @pytest.fixture(scope="module")
 def gelu(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The technique that some pages write and install."""
+    """Install the technique that some pages write."""
     return install(tmp_path_factory.mktemp("outside"))
 
 
@@ -319,10 +319,10 @@ def headings(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_python_in_the_pages_is_python(page: str) -> None:
+def test_python_code_in_the_pages_compiles(page: str) -> None:
     for block in blocks(pages()[page]):
         if block.language == "python":
-            # What is shown of a function's inside begins with blanks.
+            # Excerpts of function bodies are indented.
             inside = textwrap.indent(textwrap.dedent(block.text), "    ")
             ast.parse(f"def shown():\n{inside}", f"{page}:{block.line}")
 
@@ -338,6 +338,6 @@ def test_the_python_of_the_readme_runs(
     assert capsys.readouterr().out.startswith("amp:bf16")
 
 
-def test_a_command_that_is_not_ours_is_found() -> None:
+def test_a_foreign_command_is_detected() -> None:
     with pytest.raises(typer.TyperException, match="--no-such-option"):
         context(["profile", "train.py", "--no-such-option"])

@@ -16,7 +16,7 @@ from slipstream_bench.rows import at_most
 
 
 def script(name: str) -> ModuleType:
-    """A script of the docs folder, as a module."""
+    """Load a script of the docs folder as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -25,12 +25,12 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def test_results_pages_match_the_records() -> None:
+def test_results_pages_match_their_records() -> None:
     maker = script("make_results")
     assert maker.current() == maker.pages(), "try: make results"
 
 
-def test_rows_that_fall_short_come_first(tmp_path: Path) -> None:
+def test_failing_rows_come_first(tmp_path: Path) -> None:
     row = '{{"bar": "{}", "value": 1, "unit": "x", "target": "|a| <= 2", "holds": {}, "n": 3}}\n'
     (tmp_path / "one.jsonl").write_text(row.format("good", "true") + row.format("bad", "false"))
     pages = script("make_results").pages(tmp_path)
@@ -50,7 +50,7 @@ def test_each_processor_has_a_table_and_attempts_are_counted(tmp_path: Path) -> 
     assert text.count("| a | ") == 2
 
 
-def test_the_api_reference_builds_without_a_warning(
+def test_the_api_reference_builds_without_warnings(
     tmp_path: Path, require: Callable[[str, bool, str], None]
 ) -> None:
     require("docs", importlib.util.find_spec("pdoc") is not None, "pip install 'slipstream[docs]'")

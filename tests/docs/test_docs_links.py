@@ -1,4 +1,4 @@
-"""Links lead somewhere; every page and every card can be found from the index."""
+"""Links are valid; every page and card is reachable from the index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pages import ROOT, anchors, links, pages
 
 
 @pytest.mark.parametrize("page", pages())
-def test_every_relative_link_leads_somewhere(page: str) -> None:
+def test_every_relative_link_is_valid(page: str) -> None:
     wrong = []
     for target in links(pages()[page]):
         if "://" in target:
@@ -47,7 +47,7 @@ def test_every_page_and_card_is_linked_from_the_index() -> None:
     assert missing == [], "add them to docs/index.md"
 
 
-def test_the_checks_find_what_is_wrong() -> None:
+def test_the_checks_detect_errors() -> None:
     text = (
         "# A heading: `code`, twice\n\n[a](b.md#c) and `[not](a-link)`\n\n```\n[nor](this)\n```\n"
     )
@@ -55,7 +55,7 @@ def test_the_checks_find_what_is_wrong() -> None:
     assert links(text) == ["b.md#c"]
 
 
-def test_the_readme_opens_with_the_two_commands() -> None:
+def test_the_readme_starts_with_the_two_commands() -> None:
     text = Path(ROOT / "README.md").read_text("utf-8")
     first = text.split("```")[1].strip().splitlines()
     assert [line.split()[:2] for line in first] == [["make", "demo"], ["make", "test"]]
