@@ -43,7 +43,7 @@ NOT_THERE = Call("aten::no_such_operator(Tensor self) -> Tensor", (dense(2, 2),)
 
 
 class Benchmark:
-    """In place of the child: counts what it is asked."""
+    """Replacement for the child process that counts its questions."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -79,12 +79,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "durations.db"
 
 
-def test_nothing_is_known_before_and_nothing_is_made_by_asking(path: Path) -> None:
+def test_nothing_is_known_initially_and_lookups_create_no_file(path: Path) -> None:
     assert Durations(1, path).lookup(mm(2)) is None
     assert not path.exists()
 
 
-def test_what_was_measured_is_known_and_says_where_from(path: Path, benchmark: Benchmark) -> None:
+def test_a_measured_call_is_known_with_its_provenance(path: Path, benchmark: Benchmark) -> None:
     durations = Durations(1, path)
     durations.measure([mm(2)])
     answer = durations.lookup(mm(2))
@@ -102,13 +102,13 @@ def test_a_second_measurement_starts_no_child(path: Path, benchmark: Benchmark) 
     assert again.lookup(mm(2)) == Durations(1, path).lookup(mm(3))
 
 
-def test_one_child_serves_while_measuring_lasts(path: Path, benchmark: Benchmark) -> None:
+def test_one_child_serves_a_whole_measurement(path: Path, benchmark: Benchmark) -> None:
     durations = Durations(1, path)
     with durations.measuring():
         for size in (2, 3):
             durations.measure([mm(size)])
         assert benchmark.started == 1
-        # Its libraries' pools cannot grow any more.
+        # The thread pools of its libraries cannot grow later.
         durations.measure([Question(mm(2), 2)])
         durations.measure([mm(4)])
         assert benchmark.started == 2
@@ -117,7 +117,7 @@ def test_one_child_serves_while_measuring_lasts(path: Path, benchmark: Benchmark
     assert benchmark.started == 4
 
 
-def test_a_child_that_failed_serves_no_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_child_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Dies(Benchmark):
         def call(self, function: str, *, calls: list[Any], **options: Any) -> list[dict[str, Any]]:
             if self.started == 1:
@@ -135,12 +135,12 @@ def test_a_child_that_failed_serves_no_more(path: Path, monkeypatch: pytest.Monk
     assert table.lookup(mm(2)) is not None
 
 
-def test_a_call_is_asked_once_however_often_it_occurs(path: Path, benchmark: Benchmark) -> None:
+def test_a_call_is_timed_once_even_if_it_occurs_often(path: Path, benchmark: Benchmark) -> None:
     Durations(1, path).measure([mm(2)] * 40)
     assert len(benchmark.asked) == 1
 
 
-def test_only_what_is_missing_is_measured(path: Path, benchmark: Benchmark) -> None:
+def test_only_missing_calls_are_measured(path: Path, benchmark: Benchmark) -> None:
     durations = Durations(1, path)
     durations.measure([mm(2)])
     durations.measure([mm(2), NOT_THERE])
@@ -151,20 +151,20 @@ def test_only_what_is_missing_is_measured(path: Path, benchmark: Benchmark) -> N
     assert len(benchmark.asked) == measured_before
 
 
-def test_no_batch_is_begun_after_the_deadline(
+def test_no_batch_begins_after_the_deadline(
     path: Path, benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = [mm(n) for n in range(2, 60)]
     Durations(1, path).measure(calls, until=time.monotonic())
     assert not benchmark.started
-    # Each look at the clock is ten seconds later: two batches of 24 are begun.
+    # Each reading of the clock is ten seconds later: two batches of 24 are begun.
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(durations, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     Durations(1, path).measure(calls, until=25)
     assert len(benchmark.asked) == 48
 
 
-def test_what_was_measured_roughly_is_not_kept(path: Path, benchmark: Benchmark) -> None:
+def test_rough_measurements_are_not_stored(path: Path, benchmark: Benchmark) -> None:
     durations = Durations(1, path)
     durations.measure([mm(2)], roughly=True)
     assert durations.lookup(mm(2)) is not None
@@ -194,7 +194,7 @@ def test_a_rough_measurement_takes_fewer_rounds(monkeypatch: pytest.MonkeyPatch)
     assert rounds[0] > 3 * rounds[1] > 0
 
 
-def test_what_cannot_be_run_is_remembered_as_such(path: Path, benchmark: Benchmark) -> None:
+def test_a_call_that_cannot_run_is_stored_as_failed(path: Path, benchmark: Benchmark) -> None:
     Durations(1, path).measure([NOT_THERE])
     again = Durations(1, path)
     again.measure([NOT_THERE])
@@ -202,7 +202,7 @@ def test_what_cannot_be_run_is_remembered_as_such(path: Path, benchmark: Benchma
     assert benchmark.started == 1
 
 
-def test_another_machine_knows_nothing(
+def test_another_machine_has_no_durations(
     path: Path, benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Durations(1, path).measure([mm(2)])
@@ -210,7 +210,7 @@ def test_another_machine_knows_nothing(
     assert Durations(1, path).lookup(mm(2)) is None
 
 
-def test_another_number_of_threads_knows_nothing(path: Path, benchmark: Benchmark) -> None:
+def test_another_number_of_threads_has_no_durations(path: Path, benchmark: Benchmark) -> None:
     Durations(1, path).measure([mm(2)])
     assert Durations(2, path).lookup(mm(2)) is None
 
@@ -239,13 +239,13 @@ def test_the_machine_key_depends_on_our_own_kernels(monkeypatch: pytest.MonkeyPa
         ("ONEDNN_MAX_CPU_ISA", "SSE41"),
     ],
 )
-def test_what_was_measured_at_one_instruction_set_is_not_known_at_another(
+def test_durations_at_one_instruction_set_are_unknown_at_another(
     path: Path, benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.delenv(name, raising=False)
     if cpu_features().best == value:
         pytest.skip("there is but one level here")
-    # Of a call, and of what costs of low-bit layers are fitted to.
+    # Of a call, and of the fitted costs of low-bit layers.
     Durations(1, path).measure([mm(2), *required_timings(3, 3)])
     monkeypatch.setenv(name, value)
     lower = Durations(1, path)
@@ -276,7 +276,7 @@ def a_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [corrupt, foreign, newer, a_folder])
-def test_a_file_that_is_not_ours_is_an_error_in_words(
+def test_a_foreign_file_is_a_clear_error(
     path: Path, benchmark: Benchmark, spoil: Callable[[Path], None]
 ) -> None:
     path.parent.mkdir()
@@ -289,7 +289,7 @@ def test_a_file_that_is_not_ours_is_an_error_in_words(
         Durations(1, path).measure([mm(2)])
 
 
-def test_the_cache_follows_the_users_choice_of_folder(
+def test_the_cache_is_in_the_folder_the_user_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark: Benchmark
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -302,14 +302,14 @@ def test_one_pool_keeps_the_libraries_at_their_threads() -> None:
     assert one_pool(0) == {}
 
 
-def test_a_real_child_measures_and_fails_by_call(path: Path) -> None:
+def test_a_real_child_measures_and_reports_failures_per_call(path: Path) -> None:
     durations = Durations(1, path)
     lines: list[str] = []
     durations.measure([mm(8), mm(256), NOT_THERE, cast(dense(64, 64), "bfloat16")], lines.append)
     small, large = durations.lookup(mm(8)), durations.lookup(mm(256))
     assert small is not None
     assert large is not None
-    # 32,768 times the arithmetic: hundreds of times as long, however disturbed.
+    # 32,768 times the arithmetic: hundreds of times as long, even under load.
     assert large.nanoseconds > small.nanoseconds
     assert durations.lookup(NOT_THERE) is None
     assert durations.lookup(cast(dense(64, 64), "bfloat16")) is not None
@@ -332,7 +332,7 @@ def test_a_real_child_measures_and_fails_by_call(path: Path) -> None:
         TensorSpec("complex64", (2,), (1,)),
     ],
 )
-def test_a_random_tensor_is_as_asked(spec: TensorSpec) -> None:
+def test_a_random_tensor_matches_its_specification(spec: TensorSpec) -> None:
     made = random_tensor(spec, bound=7)
     assert str(made.dtype) == f"torch.{spec.dtype}"
     assert (tuple(made.shape), made.stride()) == (spec.shape, spec.strides)
@@ -347,7 +347,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.durations.microbenchmark._SAMPLE_NS", 1e4)
 
 
-def test_indices_stay_inside_of_what_they_index(quick: None) -> None:
+def test_indices_are_within_bounds(quick: None) -> None:
     embedding = "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, "
     embedding += "bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
     gather = "aten::gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
@@ -359,15 +359,15 @@ def test_indices_stay_inside_of_what_they_index(quick: None) -> None:
         Call(loss, (dense(6, 3), dense(6, dtype="int64"), None, 1, -100)),
     ]
     assert all("nanoseconds" in found for found in run([call.to_json() for call in calls], 1))
-    # As many as there are to choose from, so that all of it is read as in the step.
+    # As many as there are rows, so that the whole table is read as in the step.
     assert [microbenchmark._index_bound(call) for call in (*calls, mm(4))] == [3, 5, 3, 1]
 
 
-def test_an_in_place_operator_does_not_wander_into_denormals(
+def test_an_in_place_operator_does_not_produce_denormals(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def halved() -> float:
-        """A number that only those which take a hundred times as long can hold."""
+        """A value that only denormals, which take a hundred times as long, can represent."""
         return float(torch.full((1,), 2.0**-126) * 0.5)
 
     assert halved() > 0
@@ -377,7 +377,7 @@ def test_an_in_place_operator_does_not_wander_into_denormals(
     assert halved() > 0
 
 
-def test_no_more_inputs_are_made_than_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_unused_inputs_are_created(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[TensorSpec] = []
     original = microbenchmark.random_tensor
 
@@ -386,7 +386,7 @@ def test_no_more_inputs_are_made_than_are_used(monkeypatch: pytest.MonkeyPatch) 
         return original(spec, bound)
 
     monkeypatch.setattr(microbenchmark, "random_tensor", counted)
-    # As if one call took as long as a sample, and as if many fitted into one.
+    # As if one call lasted a whole sample, and as if many fitted into one.
     for sample_ns, sets in ((microbenchmark._SAMPLE_NS, 1), (1.0, microbenchmark._MAX_SETS)):
         made.clear()
         ticks = itertools.count(step=int(sample_ns))
@@ -394,19 +394,19 @@ def test_no_more_inputs_are_made_than_are_used(monkeypatch: pytest.MonkeyPatch) 
         assert len(made) == 2 * sets
 
 
-def test_a_call_that_is_not_one_is_an_error_of_that_call_only(quick: None) -> None:
+def test_an_invalid_call_fails_alone(quick: None) -> None:
     found = run([["aten::nonsense", [], []], mm(4).to_json(), ["aten::mm(", [3], []]], 1)
     assert "error" in found[0]
     assert "nanoseconds" in found[1]
     assert "error" in found[2]
 
 
-def test_a_question_with_other_threads_or_another_clock_has_its_own_answer(
+def test_questions_with_other_threads_or_clock_have_separate_answers(
     path: Path, benchmark: Benchmark
 ) -> None:
     durations = Durations(1, path)
     durations.measure([mm(2), Question(mm(2)), Question(mm(2), 2), Question(mm(2), 1, wall=True)])
-    # A plain call is the question without conditions.
+    # A plain call is a question without conditions.
     assert len(benchmark.asked) == 3
     again = Durations(1, path)
     assert again.lookup(Question(mm(2), 2)) is not None
@@ -431,7 +431,7 @@ def test_threads_and_clock_of_each_call_reach_the_benchmark(
     monkeypatch.setattr(durations, "Child", Watched())
     Durations(1, path).measure([mm(2), Question(mm(2), 3, wall=True)])
     assert (seen["threads"], seen["wall"]) == ([1, 3], [False, True])
-    # The libraries' pools have to hold the most of them.
+    # The thread pools must hold the largest number.
     assert seen["environment"].items() >= one_pool(3).items()
 
 
@@ -449,13 +449,13 @@ def test_each_call_runs_on_its_own_threads(quick: None, monkeypatch: pytest.Monk
     assert counts.count(1) == counts.count(2)
 
 
-def test_what_waited_for_a_core_is_uncertain_by_as_much(
+def test_waiting_for_a_core_widens_the_uncertainty_equally(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, threads, wall = [mm(4).to_json()] * 3, [1, 1, 2], [False, True, True]
     before = torch.get_num_threads()
     try:
-        # As if threads of ours waited a second before every look: longer than any sample takes.
+        # As if our threads waited for a second before every reading: longer than any sample.
         ticks = itertools.count(step=10**9)
         monkeypatch.setattr(microbenchmark, "waited_ns", lambda: next(ticks))
         by_cpu, first, two = run(calls, threads, wall)
@@ -465,18 +465,18 @@ def test_what_waited_for_a_core_is_uncertain_by_as_much(
         torch.set_num_threads(before)
     assert by_cpu["waited"] == 0
     assert first["waited"] == two["waited"] == pytest.approx(0.99)
-    # A hundredth of the time may be all it needs.
+    # A hundredth of the time may be sufficient.
     assert min(first["spread"], two["spread"]) >= math.log(100) - 1e-6
     assert [found["waited"] for found in calm] == [0, 0, 0]
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="kernel tells not")
-def test_waiting_for_a_core_is_that_of_all_threads() -> None:
+def test_waiting_for_a_core_sums_over_all_threads() -> None:
     this_thread = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
     assert microbenchmark.waited_ns() >= this_thread > 0
 
 
-def test_what_waited_for_a_core_is_measured_again_the_next_time(
+def test_a_call_that_waited_for_a_core_is_measured_again_next_time(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Busy(Benchmark):
@@ -492,16 +492,16 @@ def test_what_waited_for_a_core_is_measured_again_the_next_time(
     assert [again.lookup(call) is not None for call in (mm(2), mm(3))] == [True, False]
 
 
-def test_taking_a_batch_costs_more_the_larger_it_is(quick: None) -> None:
+def test_allocating_a_batch_costs_more_the_larger_it_is(quick: None) -> None:
     small, large = (
         Call("slipstream::take_batch()", (dense(n), dense(4, dtype="int64"))) for n in (8, 1 << 22)
     )
     taken, more = run([small.to_json(), large.to_json()], 1)
-    # Sixteen megabytes are four thousand pages to be mapped and touched.
+    # Sixteen megabytes are four thousand pages to map and touch.
     assert 0 < taken["nanoseconds"] < more["nanoseconds"]
 
 
-def test_a_common_spread_makes_the_sum_as_uncertain_as_said() -> None:
+def test_a_common_spread_gives_the_sum_that_uncertainty() -> None:
     graph = captured("mlp")
     tasks = [t for t in range(len(graph)) if graph.tasks.call[t] >= 0]
     spread = common_spread(graph, tasks, 0.2)
@@ -531,9 +531,9 @@ LSTM = (
 )
 
 
-def test_what_an_operator_returns_and_needs_is_measured_with_its_time() -> None:
+def test_output_and_workspace_of_an_operator_are_measured_with_its_time() -> None:
     rows, sums = dense(64, 1000), dense(64)
-    # The exponentials of all numbers lie beside it until they are added up.
+    # The exponentials of all values exist together with the output until they are summed.
     op = "aten::logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"
     reduction = Call(op, (rows, (1,), False), (sums,))
     calls = [mm(32), reduction, NOT_THERE]
@@ -545,7 +545,7 @@ def test_what_an_operator_returns_and_needs_is_measured_with_its_time() -> None:
     assert "workspace" not in failed
 
 
-def test_what_an_lstm_keeps_for_its_backward_pass_is_measured() -> None:
+def test_the_reserve_of_an_lstm_for_its_backward_pass_is_measured() -> None:
     hidden, steps, batch = 8, 3, 2
     gates, state = dense(4 * hidden, hidden), dense(1, batch, hidden)
     bias = dense(4 * hidden)
@@ -559,7 +559,7 @@ def test_what_an_lstm_keeps_for_its_backward_pass_is_measured() -> None:
     assert saved > steps * batch * 4 * hidden, "four gates of every step at the least"
 
 
-def test_memory_is_kept_with_the_duration(tmp_path: Path) -> None:
+def test_memory_is_stored_with_the_duration(tmp_path: Path) -> None:
     first = Durations(path=tmp_path / "durations.db")
     first.measure([mm(16)])
     estimate = first.lookup(mm(16))
@@ -568,7 +568,7 @@ def test_memory_is_kept_with_the_duration(tmp_path: Path) -> None:
     assert Durations(path=tmp_path / "durations.db").lookup(mm(16)) == estimate
 
 
-def test_a_ratio_is_as_unsure_as_both_calls_together(
+def test_a_ratio_is_as_uncertain_as_both_calls_together(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Durations(1, path)
@@ -582,7 +582,7 @@ def test_a_ratio_is_as_unsure_as_both_calls_together(
         ratio = table.ratio(old, new)
         assert ratio is not None
         assert ratio.spread == pytest.approx(0.5)
-    # The same where one of them is on a curve through its neighbours.
+    # Likewise if one of them is on a curve through its neighbours.
     monkeypatch.setattr(
         table, "_fitted", lambda call: durations.Answer(2e3, 1.2, Provenance.FITTED)
     )
@@ -594,7 +594,7 @@ def test_a_ratio_is_as_unsure_as_both_calls_together(
     assert ratio.spread == pytest.approx(math.hypot(0.3, 1.2))
 
 
-def test_a_call_whose_operands_are_cached_has_an_answer_of_its_own(
+def test_a_call_with_cached_operands_has_a_separate_answer(
     path: Path, benchmark: Benchmark
 ) -> None:
     durations = Durations(1, path)

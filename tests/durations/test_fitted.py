@@ -1,4 +1,4 @@
-"""Durations of calls nobody timed: from neighbours, and from the machine's limits."""
+"""Durations of untimed calls: from neighbours, and from the machine's limits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def neg(n: int) -> Call:
         (mm(2, 3, 5, "bfloat16"), 60, 2 * 31),
         (neg(7), 0, 56),
         (Call(VIEW, (dense(2, 3), (6,)), (dense(6),)), 0, 0),
-        # 1,000 rows of 8, of which four are read and written, and their four numbers.
+        # 1,000 rows of 8, of which four are read and written, and their four indices.
         (
             Call(EMBEDDING, (dense(1000, 8), dense(4, dtype="int64"), -1, False, False),
                  (dense(4, 8),)),
@@ -73,13 +73,13 @@ def neg(n: int) -> Call:
         ),
     ],
 )  # fmt: skip
-def test_work_is_what_shapes_tell(call: Call, flops: int, nbytes: int) -> None:
+def test_work_follows_from_shapes(call: Call, flops: int, nbytes: int) -> None:
     found = work(call)
     assert found is not None
     assert (found.flops, found.nbytes) == (flops, nbytes)
 
 
-def test_the_work_of_a_recurrent_layer_is_not_told_by_shapes() -> None:
+def test_the_work_of_a_recurrent_layer_does_not_follow_from_shapes() -> None:
     assert work(Call(LSTM, (dense(2, 3), dense(4, 3)), (dense(2, 4),))) is None
     assert fitted(Call(LSTM, (dense(2, 3), dense(4, 3))), []) is None
 
@@ -106,7 +106,7 @@ def test_a_power_law_is_followed(
     assert found.spread < 1e-6
 
 
-def test_few_far_unlike_or_scattered_neighbours_tell_nothing() -> None:
+def test_too_few_distant_or_scattered_neighbours_predict_nothing() -> None:
     near = [(neg(n), float(n)) for n in (100, 200, 400, 800)]
     assert fitted(neg(300), near) is not None
     assert fitted(neg(300), near[:3]) is None
@@ -118,7 +118,7 @@ def test_few_far_unlike_or_scattered_neighbours_tell_nothing() -> None:
     assert fitted(mm(24, 24, 24), other_dtype) is None
 
 
-def test_outside_its_neighbours_a_curve_is_less_certain() -> None:
+def test_extrapolation_is_less_certain() -> None:
     timings = [
         (neg(n), float(n) * (1.1 if i % 2 else 1.0)) for i, n in enumerate((100, 200, 400, 800))
     ]
@@ -128,7 +128,7 @@ def test_outside_its_neighbours_a_curve_is_less_certain() -> None:
     assert outside.spread > 1.5 * inside.spread > 0
 
 
-def test_views_take_what_views_take() -> None:
+def test_views_take_the_time_of_views() -> None:
     def view(n: int) -> Call:
         return Call(VIEW, (dense(n), (n,)), (dense(n),))
 
@@ -142,18 +142,18 @@ def test_the_roof_is_the_higher_of_arithmetic_and_memory() -> None:
     assert limits.min_ns(Work(0, 10**7, "float32")) == pytest.approx(1000 + 1e6)
     assert limits.min_ns(Work(10**9, 10**6, "float32")) == pytest.approx(1000 + 1e7)
     assert limits.min_ns(Work(10**9, 10**9, "float32")) == pytest.approx(1000 + 1e8)
-    # Nothing is said of a dtype nobody timed.
+    # A dtype without timings has no prediction.
     assert limits.min_ns(Work(10**9, 10**6, "bfloat16")) is None
 
 
-def test_bytes_move_at_the_best_rate_of_sweeps_that_are_half_as_long_or_longer() -> None:
+def test_bytes_move_at_the_best_rate_of_comparable_sweeps() -> None:
     peaks = Peaks({}, ((10**6, 1e11), (10**7, 4e10), (10**8, 1e10)), 0.0)
     for nbytes, rate in ((10**5, 1e11), (2 * 10**6, 1e11), (3 * 10**6, 4e10), (10**9, 1e10)):
         assert peaks.bytes_per_s(nbytes) == rate
 
 
 class Benchmark:
-    """A machine of 100 Gflop/s and 10 GB/s, on which calls of `broken` cannot be run alone."""
+    """A machine of 100 Gflop/s and 10 GB/s, on which calls of `broken` cannot run alone."""
 
     broken: frozenset[str] = frozenset()
 
@@ -185,7 +185,7 @@ def known_durations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duration
     return Durations(1, tmp_path / "durations.db")
 
 
-def test_a_ratio_rests_on_the_best_source_that_knows_both(
+def test_a_ratio_uses_the_best_source_that_covers_both(
     durations: Durations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = mm(64, 64, 64), mm(128, 128, 128)
@@ -193,7 +193,7 @@ def test_a_ratio_rests_on_the_best_source_that_knows_both(
     found = durations.ratio(small, large)
     assert found is not None
     assert found.provenance is Provenance.MICROBENCHMARK
-    # 524,288 and 4,194,304 operations on top of a call of 1,000 ns.
+    # 524,288 and 4,194,304 operations in addition to a call of 1,000 ns.
     assert found.value == pytest.approx((1000 + 41943.04) / (1000 + 5242.88))
 
     odd = mm(96, 96, 96)
@@ -201,7 +201,7 @@ def test_a_ratio_rests_on_the_best_source_that_knows_both(
     durations.measure([small, odd])
     found = durations.ratio(small, odd)
     assert found is not None
-    # No neighbours yet, so by the machine's limits, which were measured along with it.
+    # No neighbours yet, so the machine's limits, which were measured at the same time.
     assert found.provenance is Provenance.ROOFLINE
     assert found.value == pytest.approx((1000 + 17694.72) / (1000 + 5242.88), rel=0.01)
     assert found.spread == roofline.SPREAD
@@ -212,17 +212,17 @@ def test_a_ratio_rests_on_the_best_source_that_knows_both(
     assert found.provenance is Provenance.FITTED
     assert found.value == pytest.approx((1000 + 17694.72) / (1000 + 5242.88), rel=0.15)
     assert 0 < found.spread < 0.4
-    # And again from the file alone.
+    # And once more from the file alone.
     again = Durations(1, durations._path).ratio(small, odd)
     assert again is not None
     assert math.isclose(again.value, found.value)
 
 
-def test_nothing_is_said_where_nothing_is_known(durations: Durations) -> None:
+def test_unknown_calls_have_no_prediction(durations: Durations) -> None:
     assert durations.ratio(mm(8, 8, 8), mm(16, 16, 16)) is None
 
 
-def test_of_several_timings_of_one_size_an_outlier_is_not_believed() -> None:
+def test_an_outlier_among_timings_of_one_size_is_ignored() -> None:
     sizes = (100, 200, 400, 800)
     timings = [(neg(n), n * slower) for n in sizes for slower in (1.0, 1.0, 50.0)]
     found = fitted(neg(300), timings)
@@ -230,10 +230,10 @@ def test_of_several_timings_of_one_size_an_outlier_is_not_believed() -> None:
     assert found.nanoseconds == pytest.approx(300)
 
 
-def test_each_factor_of_two_outside_is_as_uncertain_again(
+def test_uncertainty_grows_per_factor_of_two_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # With all neighbours as near the error inside is the same wherever the call lies.
+    # With equally spaced neighbours the error inside is the same everywhere.
     monkeypatch.setattr("slipstream.durations.fitted._nearness", lambda x, at: np.ones(len(x)))
     timings = [(neg(n), n * (1.02 if i % 2 else 1.0)) for i, n in enumerate((100, 200, 400, 800))]
     spreads = [price.spread for n in (800, 1600, 2400) if (price := fitted(neg(n), timings))]

@@ -1,4 +1,4 @@
-"""Regions of operators, what they save, and laws of the accounting."""
+"""Regions of operators, their savings, and invariants of the accounting."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slipstream.durations.movement import (
     analyze,
     find_regions,
     movement,
-    with_recomputation,
 )
 from slipstream.durations.work import work
 from slipstream.graph import Call, StepPhase, TensorSpec
 from slipstream.graph.operations import Operation
 from slipstream.graph.traffic import operator_class, stored_elements, traffic
+from slipstream_bench.systems.movement.recomputation import with_recomputation
 from tiny_models import captured
 
 _NEG = "aten::neg(Tensor self) -> Tensor"
@@ -40,7 +40,7 @@ def spec(*shape: int) -> TensorSpec:
 
 
 def operation(number: int, op: str, reads: list[int], part: int = 0, size: int = 4) -> Operation:
-    """An operator on squares, whose output is the value of its number."""
+    """Return an operator on squares, whose output has the number of its value."""
     x = spec(size, size)
     call = Call(op, tuple(x for _ in reads), (x,))
     return Operation(number, call, tuple((v, x.nbytes) for v in reads), ((number, x.nbytes),), part)
@@ -48,7 +48,7 @@ def operation(number: int, op: str, reads: list[int], part: int = 0, size: int =
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[Operation]:
-    """Operators that read earlier values (negative ones come from outside)."""
+    """Return operators that read earlier values; negative ones come from outside."""
     found = []
     for number in range(draw(st.integers(1, 30))):
         op = draw(st.sampled_from([_NEG, _ADD, _MM]))
@@ -83,7 +83,7 @@ def test_no_region_waits_for_itself(program: list[Operation]) -> None:
 
 
 @given(programs())
-def test_a_region_is_of_one_part_and_size_and_contracts_nothing(program: list[Operation]) -> None:
+def test_a_region_has_one_phase_and_size_and_no_contraction(program: list[Operation]) -> None:
     region = find_regions(program)
     for number in set(region):
         inside = [operation for operation, r in zip(program, region, strict=True) if r == number]
@@ -101,7 +101,7 @@ def test_fusing_never_needs_more_than_was_moved(program: list[Operation]) -> Non
 
 
 @given(programs())
-def test_computing_again_never_needs_more(program: list[Operation]) -> None:
+def test_recomputation_never_needs_more(program: list[Operation]) -> None:
     regions, lasting = find_regions(program), {len(program) - 1}
     again = with_recomputation(program, lasting)
     before, after = (
@@ -110,20 +110,20 @@ def test_computing_again_never_needs_more(program: list[Operation]) -> None:
     assert after <= before
 
 
-def test_a_chain_needs_its_ends_alone() -> None:
+def test_a_chain_needs_only_its_ends() -> None:
     chain = [operation(i, _NEG, [i - 1]) for i in range(5)]
     rows = analyze(chain, {4})
     assert sum(row.needed_bytes for row in rows) == 2 * 64
     assert sum(row.moved_bytes for row in rows) == 10 * 64
 
 
-def test_a_contraction_in_the_middle_parts_a_chain() -> None:
+def test_a_contraction_splits_a_chain() -> None:
     program = [operation(0, _NEG, [-1]), operation(1, _MM, [0, -2]), operation(2, _NEG, [1])]
     assert len(set(find_regions(program))) == 3
 
 
-def test_what_is_begun_early_joins_its_first_user() -> None:
-    # A mask that depends on nothing is drawn long before what it is multiplied with is known.
+def test_an_early_operator_joins_its_first_user() -> None:
+    # A mask without inputs is drawn long before the tensor that it is multiplied with exists.
     program = [
         operation(0, _NEG, [-3]), operation(1, _MM, [-1, -2]), operation(2, _ADD, [1, 0]),
     ]  # fmt: skip
@@ -131,7 +131,7 @@ def test_what_is_begun_early_joins_its_first_user() -> None:
     assert regions[0] == regions[2] != regions[1]
 
 
-def test_expanded_dimensions_lie_in_memory_once() -> None:
+def test_expanded_dimensions_occupy_memory_once() -> None:
     assert stored_elements(TensorSpec("float32", (5, 7), (0, 1))) == 7
     assert stored_elements(TensorSpec("float32", (5, 0), (0, 1))) == 0
     assert stored_elements(TensorSpec("float32", (6, 3), (1, 1))) == 8
@@ -144,23 +144,23 @@ def test_views_move_nothing() -> None:
     assert operator_class(call) is OperatorClass.VIEW
 
 
-def test_the_arithmetic_of_what_takes_arguments_by_name_is_counted() -> None:
+def test_arithmetic_of_operators_with_keyword_arguments_is_counted() -> None:
     call = Call(_ADDMM, (spec(5), spec(3, 4), spec(4, 5), 1, 1), (spec(3, 5),))
     found = work(call)
     assert found is not None
     assert found.flops == 2 * 3 * 4 * 5
 
 
-def test_a_convolution_of_the_library_computes_what_any_other_does() -> None:
+def test_a_convolution_of_the_library_computes_as_much_as_any_other() -> None:
     call = Call(_CONVOLUTION, (spec(2, 6, 8, 8), spec(10, 3, 3, 3), None), (spec(2, 10, 6, 6),))
     found = work(call)
     assert found is not None
-    # Two groups: a filter sees three channels of the six.
+    # Two groups: a filter reads three of the six channels.
     assert found.flops == 2 * (2 * 10 * 6 * 6) * (3 * 3 * 3)
 
 
-def test_what_is_written_is_known_behind_arguments_in_brackets() -> None:
-    # Lists with commas, and aliases, before what is written.
+def test_written_arguments_are_found_after_bracketed_ones() -> None:
+    # Lists with commas, and aliases, before the written argument.
     op = "x::y(Tensor(a!) self, int[2] stride=[1, 1], *, Tensor other, Tensor(b!) out) -> ()"
     found = traffic(Call(op, (spec(2), (1, 1), spec(3), spec(5)), ()))
     assert found.extra == 4 * (2 + 5)

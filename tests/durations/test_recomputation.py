@@ -1,4 +1,4 @@
-"""What checkpointing a block adds: a difference of steps, divided among its blocks."""
+"""The cost of checkpointing a block: a difference of steps, divided among its blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.graph import Call
 
 
 def clock_of(durations: Iterator[float]) -> Iterator[int]:
-    """Readings of a clock before and after works that take `durations`."""
+    """Return clock readings before and after works of `durations`."""
     return accumulate(chain.from_iterable((0, int(duration)) for duration in durations))
 
 
@@ -28,7 +28,7 @@ def test_every_operator_saves_one_tensor(name: str) -> None:
     assert len(saved) == 1
 
 
-def test_what_the_block_itself_takes_is_taken_off() -> None:
+def test_the_time_of_the_block_itself_is_subtracted() -> None:
     checkpointed, plain, forward = 1000, 300, 100
     readings = clock_of(chain.from_iterable(repeat((checkpointed, plain, forward))))
     blocks = count_blocks(3)
@@ -56,13 +56,13 @@ def count_blocks(saved: int) -> int:
         first = next(ticks)
         before = len(frames)
         sample()
-        # Two readings for each work, and three works for each step with checkpointing.
+        # Two readings per work, and three works per step with checkpointing.
         steps = (next(ticks) - first - 1) // 6
     assert set(frames) == {saved}
     return (len(frames) - before) // steps
 
 
-def test_of_differences_the_median_is_taken_and_of_times_the_least(
+def test_differences_take_the_median_and_times_the_minimum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def timer(call: Call, clock: object, warm: bool) -> microbenchmark._Timer:
@@ -74,5 +74,5 @@ def test_of_differences_the_median_is_taken_and_of_times_the_least(
     calls = [Call(f"{CHECKPOINT}(int saved)", (2,)), Call("aten::any_other()", ())]
     found = microbenchmark.run([call.to_json() for call in calls], threads=1)
     assert [timing["nanoseconds"] for timing in found] == [3.0, 1.0]
-    # Of 1 to 5, half of what lies between the quartiles, over the median.
+    # Of 1 to 5: half the interquartile range, over the median.
     assert [timing["spread"] for timing in found] == pytest.approx([1 / 3, 1 / 3])

@@ -1,4 +1,4 @@
-"""What a task is given that would make another call: times a ratio, or plus what it computes."""
+"""Durations of tasks whose call changes: times a ratio, or plus the added arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FULL, HALF = "float32", "bfloat16"
 
 
 class Alone(KnownDurations):
-    """Calls by the dtype and the rows of their first input, in ns."""
+    """Durations of calls in ns, by the dtype and rows of their first input."""
 
     def __init__(self, **durations: float) -> None:
         self._took = durations
@@ -36,7 +36,7 @@ def product(dtype: str, rows: int = 8) -> Call:
 
 
 def rescaled(new: Call, **alone: float) -> tuple[float, float, Provenance]:
-    """Duration, spread and provenance as `new` of a task that was recorded with `RECORDED_NS`."""
+    """Return duration, spread and provenance of a task of `RECORDED_NS` that becomes `new`."""
     graph = graph_of([(0, RECORDED_NS, 0.0)], calls=(product(FULL),))
     graph = replace_tasks(graph, call=np.zeros(1, np.int32))
     edit = Editor(graph, "another")
@@ -47,15 +47,15 @@ def rescaled(new: Call, **alone: float) -> tuple[float, float, Provenance]:
     )  # fmt: skip
 
 
-def test_a_shorter_call_takes_its_share_of_what_was_recorded() -> None:
+def test_a_shorter_call_takes_its_share_of_the_recorded_time() -> None:
     duration, spread, provenance = rescaled(product(HALF), float32_8=100.0, bfloat16_8=50.0)
     assert duration == pytest.approx(RECORDED_NS * 0.5)
     assert spread == pytest.approx(0.1 * 2**0.5)
     assert provenance is Provenance.MICROBENCHMARK
 
 
-def test_a_call_that_computes_longer_on_less_memory_adds_what_it_computes() -> None:
-    # What its near operands saved in the step, 20 ns, they save once, not seventy times.
+def test_a_call_with_more_arithmetic_on_less_memory_adds_the_difference() -> None:
+    # The 20 ns that its cached operands saved in the step are saved once, not seventy times.
     duration, spread, provenance = rescaled(product(HALF), float32_8=100.0, bfloat16_8=7000.0)
     assert duration == pytest.approx(RECORDED_NS + 6900.0)
     assert spread == pytest.approx(0.1 * 2**0.5)
@@ -67,6 +67,6 @@ def test_a_call_on_more_memory_takes_its_multiple() -> None:
     assert duration == pytest.approx(RECORDED_NS * 1.9)
 
 
-def test_what_nothing_is_known_of_keeps_its_time() -> None:
+def test_an_unknown_call_keeps_its_time() -> None:
     duration, _, provenance = rescaled(product(HALF), float32_8=100.0)
     assert (duration, provenance) == (RECORDED_NS, Provenance.ASSUMED)

@@ -1,4 +1,4 @@
-"""Limits of devices that are not here."""
+"""Limits of devices that are not present."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from slipstream.provenance import Provenance
         ("", None),
     ],
 )
-def test_a_driver_s_name_tells_the_kind(name: str, kind: str | None) -> None:
+def test_the_driver_s_name_determines_the_device(name: str, kind: str | None) -> None:
     found = device_named(name)
     assert (found.kind if found else None) == kind
 
 
-def test_limits_are_the_data_sheet_s() -> None:
+def test_limits_match_the_data_sheet() -> None:
     device = device_named("NVIDIA A100-SXM4-40GB")
     assert device is not None
     limits = datasheet_limits(device)
     assert limits is not None
     assert limits.provenance is Provenance.DATASHEET
-    # 19.5 Tflop/s, 312 in 16 bits, 2,039 GB/s, 5 us a launch.
+    # 19.5 Tflop/s, 312 in 16 bits, 2,039 GB/s, 5 us per launch.
     assert limits.min_ns(Work(19_500_000_000, 8, "float32")) == pytest.approx(1e6 + 5e3)
     assert limits.min_ns(Work(312_000_000_000, 8, "bfloat16")) == pytest.approx(1e6 + 5e3)
     assert limits.min_ns(Work(0, 2_039_000_000, "float32")) == pytest.approx(1e6 + 5e3)
