@@ -1,4 +1,4 @@
-"""The examples train: as scripts, on their own, and their loss falls.
+"""The examples train: as scripts, on their own, and their loss decreases.
 
 And slipstream records each of their functions. The commands in their headers run in tests/docs.
 """
@@ -24,7 +24,7 @@ from slipstream.workload import build_from
 from tiny_models import record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-# Enough for the loss to fall, with sizes that keep that short.
+# Enough for the loss to decrease, at sizes that keep this short.
 ARGUMENTS = {
     "hugging_face_style.py": ["--steps", "160"],
     "hugging_face_trainer.py": [],
@@ -35,7 +35,7 @@ ARGUMENTS = {
     "plain_script.py": ["--epochs", "5", "--batch-size", "128", "--lr", "1e-2"],
     "recommender.py": ["--steps", "40", "--films", "2000"],
 }
-# What an example leaves in the current folder.
+# Files that an example leaves in the current folder.
 WRITES = {"plain_script.py": {"spirals.pt"}, "hugging_face_trainer.py": {"out"}}
 FRAMEWORKS = {
     "hugging_face_trainer.py": {"transformers"},
@@ -56,7 +56,7 @@ FUNCTIONS = (
 
 
 class NothingTimed(Durations):
-    """Where operators are not timed, their durations are taken as assumed."""
+    """Use assumed durations for operators that are not timed."""
 
     def measure(self, *ignored: Any, **how: Any) -> None:
         """Leave everything unknown."""
@@ -66,7 +66,7 @@ NOTHING_TIMED = NothingTimed(threads=1, path=Path(os.devnull, "durations.db"))
 
 
 def train(name: str, capsys: pytest.CaptureFixture[str]) -> list[float]:
-    """Run one as a script in this process; the losses it prints."""
+    """Run an example as a script in this process; return the losses it prints."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -86,7 +86,7 @@ def test_the_task_reaches_its_quality(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_it_trains_and_the_loss_falls(
+def test_it_trains_and_the_loss_decreases(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -112,14 +112,14 @@ def test_slipstream_records_and_predicts_it(
     assert (fused.why_not is None) == (function == "make_workload")
 
 
-def test_one_runs_from_a_shell(tmp_path: Path) -> None:
+def test_one_example_runs_from_a_shell(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "lstm.py"), "--steps", "1", "--length", "4"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("step    1  squared error")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_it_knows_nothing_of_slipstream(name: str) -> None:
+def test_it_does_not_mention_slipstream(name: str) -> None:
     tree = ast.parse((EXAMPLES / name).read_text("utf-8"))
     plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
     imported = {alias.name for node in plain for alias in node.names}

@@ -1,4 +1,4 @@
-"""A technique of another package that replicates a step is in the advice for a cluster."""
+"""A technique of another package that replicates a step is part of the advice for a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from small_steps import graph_of
 from technique_package import SPREADING, install
 
 
-def test_it_is_among_the_ways_to_spread_a_step(
+def test_it_is_among_the_ways_to_distribute_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, SPREADING))
@@ -30,6 +30,6 @@ def test_it_is_among_the_ways_to_spread_a_step(
 
     names = advised("--cluster", "workers=4,link=1gbit")
     theirs = [name for name in names if "local_sgd" in name]
-    # With no hook for ours, it is combined with none of them.
+    # Without a hook for our techniques, it is combined with none of them.
     assert sorted(theirs) == ["local_sgd:4", "local_sgd:4,every=64"]
     assert "adasum:4" in names

@@ -1,4 +1,4 @@
-"""A technique from outside: installed, found, predicted, applied, nothing of ours changed."""
+"""A technique of another package: installed, found, predicted, applied, without changing ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reader's folder, with the package built and installed from a copy, without a network."""
+    """A reader's folder, with the package built from a copy and installed without a network."""
     folder = tmp_path_factory.mktemp("outside")
     (folder / "train.py").write_text(TRAIN)
     install(folder)
@@ -43,7 +43,7 @@ def reader(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., str]:
-    """What a command prints for who has the package, in the folder."""
+    """Return a command's output with the package installed, in the folder."""
     monkeypatch.syspath_prepend(folder / "installed")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -59,7 +59,7 @@ def reader(
 
 
 def predictions(output: str) -> dict[str, dict[str, Any]]:
-    """By technique, what a command said as JSON."""
+    """Return the JSON predictions of a command by technique."""
     found = json.loads(output)
     return {
         prediction["technique"]: prediction
