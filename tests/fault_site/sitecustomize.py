@@ -21,12 +21,12 @@ _Made = Callable[[str], Any]
 
 
 class _Loader(SourceFileLoader):
-    """The module's own loader, but for the code it makes of the file's path; nothing is cached."""
+    """The module's own loader, except that the code is given; nothing is cached."""
 
     make: _Made
 
     def get_code(self, fullname: str) -> Any:
-        """What stands in for the module's code."""
+        """Return the replaced code of the module."""
         return compile(self.make(self.path), self.path, "exec", dont_inherit=True)
 
 
@@ -35,7 +35,7 @@ class _Finder(MetaPathFinder):
         self.made = made
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec that all others find, with other code."""
+        """Return the spec of the regular finders, with a loader of other code."""
         make = self.made.pop(name, None)
         if make is None:
             return None
@@ -52,14 +52,14 @@ class _Finder(MetaPathFinder):
 
 
 def install(path: str) -> None:
-    """Replace the texts of modules by those in a JSON file: name -> source."""
+    """Replace the sources of modules by those in a JSON file: name -> source."""
     with open(path, encoding="utf-8") as file:
         made = {name: lambda _, text=text: text for name, text in json.load(file).items()}
     sys.meta_path.insert(0, _Finder(made))
 
 
 def probe(path: str) -> None:
-    """Write down which test comes by which place.
+    """Record which tests run which places.
 
     Args:
         path: a JSON file ``{"log": FILE, "places": {module: {line: [number, ...]}}}``; a line
@@ -85,7 +85,7 @@ def probe(path: str) -> None:
 
 
 def with_probes(path: str, lines: Mapping[int, Sequence[int]]) -> ast.Module:
-    """The file's module with a call before the innermost statement at each of `lines`."""
+    """Return the file's module with a call before the innermost statement at each of `lines`."""
     with open(path, "rb") as file:
         tree = ast.parse(file.read())
     for line, numbers in lines.items():
