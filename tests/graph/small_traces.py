@@ -1,4 +1,4 @@
-"""Kineto traces made by hand: a few events, in microseconds, as torch.profiler writes them."""
+"""Hand-written Kineto traces: a few events, in microseconds, as torch.profiler writes them."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.COMMUNICATION)
 
 
 def op(name: str, ts: float, dur: float, tid: int = MAIN, **args: Any) -> Event:
-    """An operator of the host."""
+    """Return an operator of the host."""
     return _event("cpu_op", name, ts, dur, 100, tid, args)
 
 
 def call(name: str, ts: float, dur: float, correlation: int, tid: int = MAIN) -> Event:
-    """A call of the CUDA runtime."""
+    """Return a call of the CUDA runtime."""
     return _event("cuda_runtime", name, ts, dur, 100, tid, {"correlation": correlation})
 
 
 def launch(ts: float, dur: float, correlation: int, tid: int = MAIN) -> Event:
-    """A launch of a kernel."""
+    """Return a launch of a kernel."""
     return call("cudaLaunchKernel", ts, dur, correlation, tid)
 
 
 def kernel(
     name: str, ts: float, dur: float, correlation: int, stream: int = 7, cat: str = "kernel"
 ) -> Event:
-    """A kernel or copy of the device."""
+    """Return a kernel or copy of the device."""
     args = {"device": 0, "stream": stream, "correlation": correlation}
     return _event(cat, name, ts, dur, 0, stream, args)
 
 
 def sync(kind: str, ts: float, dur: float, correlation: int, stream: int, **args: int) -> Event:
-    """What the profiler knows of a wait: enable_cuda_sync_events."""
+    """Return the profiler's record of a wait, as with enable_cuda_sync_events."""
     known = {"device": 0, "stream": stream, "correlation": correlation, **args}
     return _event("cuda_sync", kind, ts, dur, 0, stream, known)
 
 
 def step(number: int, ts: float, dur: float) -> Event:
-    """The annotation of a step."""
+    """Return the annotation of a step."""
     return _event("user_annotation", f"ProfilerStep#{number}", ts, dur, 100, MAIN, {})
 
 
@@ -64,7 +64,7 @@ def _event(
 
 
 def text(events: Sequence[Event]) -> bytes:
-    """The file of a trace."""
+    """Return a trace as a file."""
     return json.dumps({"schemaVersion": 1, "traceEvents": list(events)}).encode()
 
 
@@ -77,17 +77,17 @@ def parse_trace(data: bytes, name: str = "trace.json") -> KinetoTrace:
 
 
 def trace(*events: Event) -> KinetoTrace:
-    """The trace of these events."""
+    """Return the trace of these events."""
     return parse_trace(text(events), "made.json")
 
 
 def graph(*events: Event) -> Graph:
-    """The graph of the whole trace of these events."""
+    """Return the graph of the whole trace of these events."""
     return trace(*events).graph("all")
 
 
 def timeline_us(graph: Graph) -> dict[str, list[tuple[float, float]]]:
-    """Per task name, when its tasks start and end, in microseconds."""
+    """Return the start and end of tasks in microseconds, by task name."""
     line = replay(graph)
     found: dict[str, list[tuple[float, float]]] = {}
     for i, name in enumerate(graph.tasks.name.tolist()):
@@ -97,7 +97,7 @@ def timeline_us(graph: Graph) -> dict[str, list[tuple[float, float]]]:
 
 
 def edges(graph: Graph) -> Counter[tuple[str, str, Dependency]]:
-    """Edges as (name of source, name of target, kind)."""
+    """Return edges as (name of source, name of target, kind)."""
     name = [graph.strings[i] for i in graph.tasks.name.tolist()]
     columns = (graph.edges.source, graph.edges.target, graph.edges.kind)
     return Counter(
@@ -107,7 +107,7 @@ def edges(graph: Graph) -> Counter[tuple[str, str, Dependency]]:
 
 
 def scaled(graph: Graph, factor: float, *names: str) -> Graph:
-    """The graph with tasks of these names, or all kernels, `factor` times as long."""
+    """Return the graph with tasks of these names, or all kernels, `factor` times as long."""
     name = np.array([graph.strings[i] for i in graph.tasks.name.tolist()])
     chosen = np.isin(name, names) if names else np.isin(graph.tasks.kind, _KERNELS)
     duration = graph.tasks.duration_ns

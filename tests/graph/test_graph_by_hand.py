@@ -1,4 +1,4 @@
-"""Edits by hand: tasks chosen by what they are, and lanes that take the most urgent first."""
+"""Manual edits: tasks chosen by their properties, and lanes with priorities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def step() -> Graph:
     return record(build_from(parts("conv"), (), 0, "conv"))
 
 
-def test_half_the_time_of_what_is_chosen_is_taken_from_the_step(step: Graph) -> None:
+def test_halving_the_chosen_tasks_shortens_the_step_accordingly(step: Graph) -> None:
     edit = step.what_if("halved")
     chosen = edit.select(op="aten::*convolution*", phase="backward")
     assert len(chosen)
@@ -40,7 +40,7 @@ def test_half_the_time_of_what_is_chosen_is_taken_from_the_step(step: Graph) -> 
     assert faster.edits[-1].technique == "halved"
 
 
-def test_choices_narrow_each_other(step: Graph) -> None:
+def test_conditions_are_combined(step: Graph) -> None:
     edit = step.what_if()
     every = set(edit.select())
     assert every == set(range(len(step)))
@@ -54,7 +54,7 @@ def test_choices_narrow_each_other(step: Graph) -> None:
     assert all(len(edit.select(module=module)) for module in modules)
 
 
-def test_what_is_chosen_can_be_given_a_time_and_taken_out(step: Graph) -> None:
+def test_chosen_tasks_can_get_a_time_and_be_removed(step: Graph) -> None:
     edit = step.what_if()
     update = edit.select(phase="optimizer").set_duration(5.0)
     found = edit.apply("set")
@@ -64,15 +64,15 @@ def test_what_is_chosen_can_be_given_a_time_and_taken_out(step: Graph) -> None:
     assert len(again.apply("without update")) == len(step) - len(update)
 
 
-def test_what_is_no_phase_is_named(step: Graph) -> None:
+def test_an_unknown_phase_is_named(step: Graph) -> None:
     with pytest.raises(InvalidArgumentError, match="phase: 'sideways'"):
         step.what_if().select(phase="sideways")
     with pytest.raises(InvalidArgumentError, match="kind: 'thing'"):
         step.what_if().select(kind="thing")
 
 
-def test_a_lane_takes_the_most_urgent_of_what_is_ready() -> None:
-    # One task on lane 0 makes three of lane 1 ready at once; the last is waited for.
+def test_a_lane_takes_the_most_urgent_ready_task() -> None:
+    # One task on lane 0 makes three tasks of lane 1 ready together; the last one is awaited.
     rows = [(0, 10, 0), (1, 30, 0), (1, 20, 0), (1, 10, 0), (0, 5, 0)]
     graph = graph_of(rows, [(0, 1), (0, 2), (0, 3), (3, 4)])
     assert replay(graph).end_ns[4] == 75
@@ -86,7 +86,7 @@ def test_a_lane_takes_the_most_urgent_of_what_is_ready() -> None:
 
 @given(graphs(), st.randoms(use_true_random=False))
 @settings(max_examples=60)
-def test_another_order_keeps_every_task_and_dependency(graph: Graph, random: object) -> None:
+def test_another_order_preserves_every_task_and_dependency(graph: Graph, random: object) -> None:
     lane = graph.lanes[int(graph.tasks.lane[0])]
     values = np.random.default_rng(len(graph)).random(len(graph))
     found = schedule(graph, lane, lambda task: float(values[task]), "shuffled")
@@ -99,7 +99,7 @@ def test_another_order_keeps_every_task_and_dependency(graph: Graph, random: obj
     assert len(same) == len(graph)
 
 
-def test_orders_that_cannot_be_are_named() -> None:
+def test_impossible_orders_are_named() -> None:
     graph = graph_of([(0, 1, 0), (0, 2, 0)])
     with pytest.raises(InvalidArgumentError, match="'gpu'"):
         schedule(graph, "gpu", lambda task: 0.0, "no")
@@ -123,7 +123,7 @@ def test_equally_urgent_tasks_keep_their_order(graph: Graph) -> None:
         found = schedule(graph, name, lambda task: 1.0, "as it was")
         scheduled = found.tasks.name[found.tasks.lane == lane]
         ready = replay(found).start_ns[found.tasks.lane == lane]
-        # Who is ready first goes first; of those that begin at once, in the order they had.
+        # The first ready task runs first; ties keep their original order.
         at = {int(index): place for place, index in enumerate(names)}
         for begin in np.unique(ready):
             places = [at[int(index)] for index in scheduled[ready == begin]]
@@ -131,7 +131,7 @@ def test_equally_urgent_tasks_keep_their_order(graph: Graph) -> None:
 
 
 def test_ties_among_many_ready_tasks_keep_their_order() -> None:
-    # Twenty of no length, all ready at once, of two urgencies: NumPy's default sort mixes them.
+    # Twenty of zero length, all ready together, of two priorities: NumPy's default sort mixes them.
     graph = graph_of([(0, 5, 0), *[(1, 1, 0)] * 40], [(0, task) for task in range(1, 41)])
     found = schedule(graph, graph.lanes[1], lambda task: task % 2, "odd ones first")
     order = [graph.strings[name] for name in found.tasks.name.tolist()]
@@ -141,7 +141,7 @@ def test_ties_among_many_ready_tasks_keep_their_order() -> None:
 
 @pytest.mark.parametrize("place", ["ready", "awaited"])
 @pytest.mark.parametrize("task", [-2, 2])
-def test_an_exchange_of_tasks_that_are_none_is_refused(place: str, task: int) -> None:
+def test_an_exchange_of_nonexistent_tasks_is_refused(place: str, task: int) -> None:
     graph = graph_of([(0, 1, 0), (1, 1, 0)])
     row = Exchange(1, 0, -1, Collective("all_reduce", 8.0), (), 0.0, 0.0, "")
     replace(graph, exchanges=(row,)).check()

@@ -1,4 +1,4 @@
-"""`Call`: what a duration is asked for by."""
+"""`Call`, the key of a duration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ calls = st.builds(
 
 
 @given(calls)
-def test_json_round_trip_keeps_every_argument(call: Call) -> None:
+def test_json_round_trip_preserves_every_argument(call: Call) -> None:
     back = Call.from_json(json.loads(json.dumps(call.to_json())))
     # repr, because nan is not equal to itself
     assert repr(back) == repr(call)
@@ -49,7 +49,7 @@ def test_outputs_do_not_identify_a_call(call: Call) -> None:
 
 
 @given(calls)
-def test_with_its_own_dtypes_a_call_stays_itself(call: Call) -> None:
+def test_a_call_with_its_own_dtypes_is_unchanged(call: Call) -> None:
     same = call.with_dtypes(
         [spec.dtype for spec in call.inputs], [spec.dtype for spec in call.outputs]
     )
@@ -57,7 +57,7 @@ def test_with_its_own_dtypes_a_call_stays_itself(call: Call) -> None:
 
 
 @given(calls)
-def test_new_dtypes_arrive_in_the_order_of_inputs(call: Call) -> None:
+def test_new_dtypes_are_in_the_order_of_inputs(call: Call) -> None:
     expected = ["bfloat16" if i % 2 else "int8" for i in range(len(call.inputs))]
     changed = call.with_dtypes(expected)
     assert [spec.dtype for spec in changed.inputs] == expected
@@ -97,7 +97,7 @@ def test_item_sizes_and_type_codes_are_torchs() -> None:
         assert SCALAR_TYPE[name] == code_of(tensor)
 
 
-def test_a_cast_is_the_call_torch_makes() -> None:
+def test_a_cast_is_the_call_that_torch_makes() -> None:
     import torch
 
     spec = TensorSpec("float32", (3, 4), (1, 3))

@@ -1,4 +1,4 @@
-"""MLCommons Chakra in and out: without loss for ours, by the public schema for others."""
+"""MLCommons Chakra export and import: lossless for ours, by the public schema for others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from small_graphs import graph_of, graphs
 
 
 def _framed(message: Any) -> bytes:
-    """Length, then message: the length by protobuf's own varint writer."""
+    """Return length, then message, with protobuf's varint writer."""
     from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-defined]
 
     data = message.SerializeToString()
@@ -38,7 +38,7 @@ def _framed(message: Any) -> bytes:
 
 
 def _foreign(*nodes: dict[str, Any]) -> bytes:
-    """A trace as another tool writes it."""
+    """Return a trace as another tool writes it."""
     parts = [_framed(GlobalMetadata(version="0.0.4"))]
     for fields in nodes:
         cpu = fields.pop("cpu", None)
@@ -87,12 +87,12 @@ def test_bytes_of_a_node_are_as_the_wire_format_says() -> None:
     assert node.SerializeToString() == bytes.fromhex("0803 1201 78 1804 2202 0102")
 
 
-# There and back
+# Round trip
 
 
 @settings(max_examples=300)
 @given(graphs())
-def test_what_is_written_is_read_back_equal(graph: Graph) -> None:
+def test_a_round_trip_is_equal(graph: Graph) -> None:
     _assert_equal(graph, from_chakra(to_chakra(graph)))
 
 
@@ -101,7 +101,7 @@ def test_equal_graphs_give_equal_bytes(graph: Graph) -> None:
     assert to_chakra(graph) == to_chakra(from_chakra(to_chakra(graph)))
 
 
-def test_a_real_trace_comes_back_equal(shared_data: Path, tmp_path: Path) -> None:
+def test_a_real_trace_round_trips(shared_data: Path, tmp_path: Path) -> None:
     name = "timeline_analysis_sampled_rank-0.json.gz"
     graph = read_kineto(shared_data / "gpu_traces" / name)
     write_chakra(graph, tmp_path / "run.et")
@@ -110,7 +110,7 @@ def test_a_real_trace_comes_back_equal(shared_data: Path, tmp_path: Path) -> Non
     assert replay(back).end_ns.tobytes() == replay(graph).end_ns.tobytes()
 
 
-def test_others_see_types_times_and_dependencies() -> None:
+def test_other_readers_see_types_times_and_dependencies() -> None:
     graph = traced(op("aten::mm", 0, 20), launch(5, 5, 1), kernel("nccl_all_reduce", 12, 100, 1))
     data = to_chakra(graph)
     nodes = _nodes(data)
@@ -126,7 +126,7 @@ def test_others_see_types_times_and_dependencies() -> None:
 
 
 def _nodes(data: bytes) -> list[Any]:
-    """By protobuf's own varint reader."""
+    """Parse with protobuf's varint reader."""
     from google.protobuf.internal.decoder import _DecodeVarint32  # type: ignore[attr-defined]
 
     nodes, at = [], 0
@@ -137,7 +137,7 @@ def _nodes(data: bytes) -> list[Any]:
     return [node for node in nodes[1:] if node is not None]
 
 
-# Files of others
+# Files of other tools
 
 
 def test_a_foreign_trace_becomes_lanes_of_cpu_device_and_network() -> None:
@@ -208,7 +208,7 @@ def test_a_cycle_is_named() -> None:
         ([{"id": 1, "name": "a", "type": 4, "duration_micros": 2**63}], "duration"),
     ],
 )
-def test_what_cannot_be_is_refused(nodes: list[dict[str, Any]], words: str) -> None:
+def test_invalid_files_are_refused(nodes: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(GraphError, match=words):
         from_chakra(_foreign(*nodes))
 
@@ -219,9 +219,9 @@ _GOOD = to_chakra(graph_of([(0, 10.5, 2), (1, 20, 0), (0, 5, 0)], [(0, 1, 3), (1
 
 
 @given(st.integers(1, len(_GOOD) - 1))
-def test_a_file_cut_anywhere_is_refused(length: int) -> None:
-    # Cut between two messages it is a shorter trace: then edges or the count do not fit, or the
-    # dropped tasks were the last and nothing of them is left to miss.
+def test_a_truncated_file_is_refused(length: int) -> None:
+    # Cut between two messages it is a shorter trace: then edges or the count do not match, or the
+    # dropped tasks were the last ones and nothing refers to them.
     try:
         graph = from_chakra(_GOOD[:length])
     except GraphError:
@@ -254,7 +254,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         write_chakra(graph_of([(0, 1, 0)]), tmp_path / "no" / "run.et")
 
 
-def test_a_name_changed_by_another_tool_is_said_to_be_changed() -> None:
+def test_a_name_changed_by_another_tool_is_reported() -> None:
     graph = replace_tasks(graph_of([(0, 1, 0)]))
     data = to_chakra(graph).replace(b"\x12\x06task 0", b"\x12\x06task 9")
     with pytest.raises(GraphError, match="task 9"):

@@ -1,4 +1,4 @@
-"""Tables of columns are read off annotations, as older and newer versions of numpy spell them."""
+"""Column tables are derived from annotations, as written by old and new versions of numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class Alias(Generic[Item]):
-    """As ``NDArray`` is from numpy 2.5 and Python 3.12 on: of one argument."""
+    """Like ``NDArray`` from numpy 2.5 and Python 3.12 on, with one argument."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,5 +23,5 @@ class Spelled(Columns):
     alias: Alias[np.float64]
 
 
-def test_a_columns_dtype_is_that_of_its_annotation() -> None:
+def test_the_dtype_of_a_column_is_that_of_its_annotation() -> None:
     assert Spelled.dtypes == {"array": np.int32, "alias": np.float64}

@@ -29,8 +29,8 @@ def _two_lanes() -> Graph:
     return graph_of([(0, 10, 2), (1, 20, 0), (0, 5, 13), (1, 4, 0)], [(0, 1), (2, 3)])
 
 
-def test_the_path_goes_through_what_each_task_waited_for() -> None:
-    # One step follows the other on lane 0 after 30 ns; lane 1 is busy for 24 of them.
+def test_the_path_follows_what_each_task_waited_for() -> None:
+    # Steps follow each other on lane 0 after 30 ns; lane 1 is busy for 24 of them.
     path = find_critical_path(replay(_two_lanes()))
     # From the end of the first step at 34: a's second run ends at 40, then b and d.
     assert path.task.tolist() == [0, 1, 3]
@@ -39,7 +39,7 @@ def test_the_path_goes_through_what_each_task_waited_for() -> None:
     assert path.step_ns == 30
 
 
-def test_waiting_is_counted_with_what_waited() -> None:
+def test_waiting_is_attributed_to_the_waiting_task() -> None:
     path = find_critical_path(replay(graph_of([(0, 10, 3), (1, 20, 0)], [(0, 1, 7), (1, 0, 5, 1)])))
     assert path.step_ns == 42
     assert dict(zip(path.task.tolist(), path.waited_ns.tolist(), strict=True)) == {0: 5, 1: 7}
@@ -47,7 +47,7 @@ def test_waiting_is_counted_with_what_waited() -> None:
 
 
 def test_slack_is_how_much_later_a_task_may_end() -> None:
-    # c may end at 30 instead of 17, for d starts then; nothing else may end later.
+    # c may end at 30 instead of 17, when d starts; no other task may end later.
     line = replay(_two_lanes())
     assert find_critical_path(line).slack_ns.tolist() == [0, 0, 13, 0]
 
@@ -64,21 +64,21 @@ def test_contributions_add_up_to_the_step(graph: Graph) -> None:
 
 @settings(max_examples=300)
 @given(graphs())
-def test_the_path_is_one_chain_back_from_the_end(graph: Graph) -> None:
+def test_the_path_is_one_chain_from_the_end(graph: Graph) -> None:
     line = replay(graph)
     path = find_critical_path(line)
     assert path.end_ns[-1] == line.schedule.step_end_ns[-1]
-    # Each begins where the one before ended, plus what it waited in between.
+    # Each begins at the end of the previous one, plus the waiting in between.
     assert np.allclose(path.start_ns[1:], path.end_ns[:-1] + path.waited_ns[1:])
     assert (path.waited_ns >= 0).all()
-    # Of what came before the step nothing is on it but what still ran as it began.
+    # Before the step, only tasks that still ran at its start are on it.
     began = line.schedule.step_end_ns[-2] if len(line.schedule.step_end_ns) > 1 else -1.0
     assert (path.end_ns[:-1] > began).all()
     assert path.slack_ns[path.task[-1]] == 0
 
 
 def _latest_ends(line: Timeline) -> list[float]:
-    """An independent reference: from the end backwards through the tasks of two steps."""
+    """An independent reference: backwards from the end through the tasks of two steps."""
     graph, program = line.graph, line.schedule.program
     n, end = len(graph), float(line.schedule.step_end_ns[-1])
     lane = graph.tasks.lane.tolist()
@@ -106,7 +106,7 @@ def _latest_ends(line: Timeline) -> list[float]:
 
 @settings(max_examples=300)
 @given(graphs())
-def test_slack_agrees_with_a_pass_backwards(graph: Graph) -> None:
+def test_slack_agrees_with_a_backward_pass(graph: Graph) -> None:
     line = replay(graph)
     expected = np.array(_latest_ends(line)) - line.schedule.end_ns[-1]
     assert find_critical_path(line).slack_ns == pytest.approx(expected, abs=1e-3)
@@ -124,8 +124,8 @@ def test_lanes_are_busy_in_a_gap_or_idle() -> None:
     assert second.busy == pytest.approx(0.8)
 
 
-def test_communication_is_exposed_where_nothing_computes() -> None:
-    # kernel 0-10, all-reduce 10-30 beside a kernel of 10-18.
+def test_communication_is_exposed_while_nothing_computes() -> None:
+    # kernel 0-10, all-reduce 10-30 concurrent with a kernel of 10-18.
     graph = graph_of([(0, 10, 0), (1, 20, 0), (0, 8, 0)], [(0, 1)])
     kinds = np.array([Kind.KERNEL, Kind.COMMUNICATION, Kind.KERNEL], np.uint8)
     found = communication(replay(replace_tasks(graph, kind=kinds)))
@@ -133,23 +133,23 @@ def test_communication_is_exposed_where_nothing_computes() -> None:
 
 
 def test_a_virtual_speed_up_helps_only_on_the_path() -> None:
-    # b takes 20 of 22 ns on lane 1, which alone binds; c is hidden.
+    # b takes 20 of 22 ns on lane 1, the only bottleneck; c is hidden.
     graph = graph_of([(0, 10, 0), (1, 20, 2), (0, 5, 0)])
     curves = {curve.name: curve for curve in virtual_speedups(graph, faster=(0.5, 0.1))}
     assert curves["task 1"].baseline_ns == 22
     assert curves["task 1"].faster == (0.1, 0.5)
-    # From 15 ns on, lane 0 binds.
+    # From 15 ns on, lane 0 is the bottleneck.
     assert curves["task 1"].step_ns == (20, 15)
     assert curves["task 1"].speedups[1] == pytest.approx(22 / 15)
     assert curves["task 2"].gains == (0, 0)
 
 
 @given(graphs(), st.sampled_from(GROUPS))
-def test_virtual_speed_ups_never_slow_down_and_grow(graph: Graph, group: str) -> None:
+def test_virtual_speed_ups_never_slow_down_and_are_monotonic(graph: Graph, group: str) -> None:
     for curve in virtual_speedups(graph, group):
         steps = (curve.baseline_ns, *curve.step_ns)
         work = replay(graph).schedule.step_end_ns
-        # Steps overlap, so one step's end may come earlier by more than the other's.
+        # Steps overlap, so the end of one step may move by more than that of the other.
         assert all(step <= work[-1] + 1e-3 for step in steps)
         assert all(0 <= share <= 1 for share in curve.faster)
 
@@ -166,8 +166,8 @@ def test_an_empty_graph_has_an_empty_path() -> None:
     assert path.by("operator") == []
 
 
-def test_what_a_device_copies_is_computing_and_hosts_that_issue_are_not() -> None:
-    # An all-reduce of 0-30 beside a host that issues 0-30, a kernel of 0-10 and a copy of 10-15.
+def test_device_copies_count_as_computing_and_issuing_hosts_do_not() -> None:
+    # An all-reduce of 0-30, a host that issues 0-30, a kernel of 0-10 and a copy of 10-15.
     graph = graph_of([(0, 30, 0), (1, 30, 0), (2, 10, 0), (2, 5, 0)])
     kinds = [Kind.OP, Kind.COMMUNICATION, Kind.KERNEL, Kind.COPY]
     found = communication(replay(replace_tasks(graph, kind=np.array(kinds, np.uint8))))
@@ -179,7 +179,7 @@ def test_what_a_device_copies_is_computing_and_hosts_that_issue_are_not() -> Non
 
 
 def test_no_gap_comes_before_the_first_step() -> None:
-    # The lane's last gap delays the next step; before the first there was none.
+    # The lane's last gap delays the next step; before the first step there is none.
     causes = Causes(replay(graph_of([(0, 10, 3), (0, 5, 7)])))
     assert causes.free_ns(0).tolist() == [0, 13]
     assert causes.free_ns(1).tolist() == [25, 38]

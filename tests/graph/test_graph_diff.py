@@ -36,7 +36,7 @@ def test_changes_are_attributed_to_operators() -> None:
     assert found.gaps_after_ns == {Dependency.THREAD_ORDER: 1}
 
 
-def test_what_is_off_the_path_is_work_but_no_change() -> None:
+def test_tasks_off_the_path_are_work_but_no_change() -> None:
     before = _named(graph_of([(0, 100, 0), (1, 10, 0)]), ["long", "short"])
     after = _named(graph_of([(0, 100, 0), (1, 30, 0)]), ["long", "short"])
     found = difference(before, after)
@@ -66,7 +66,7 @@ def _recorded(spread: float = 0.0, **meta: object) -> Graph:
     return replace_tasks(graph, spread=np.full(2, spread))
 
 
-def test_the_interval_grows_with_what_disturbs_and_shrinks_with_steps() -> None:
+def test_the_interval_grows_with_disturbance_and_shrinks_with_steps() -> None:
     quiet = _recorded(aligned_steps=16)
 
     def width(other: Graph) -> float:
@@ -86,7 +86,7 @@ def test_the_interval_grows_with_what_disturbs_and_shrinks_with_steps() -> None:
     ("after", "verdict"), [(100, "within noise"), (105, "slower"), (103, "within noise"),
                            (94, "faster")],
 )  # fmt: skip
-def test_a_change_is_one_beyond_the_interval(after: float, verdict: str) -> None:
+def test_a_change_counts_only_beyond_the_interval(after: float, verdict: str) -> None:
     found = difference(graph_of([(0, 100, 0)]), graph_of([(0, after, 0)]))
     assert found.verdict == verdict
     low, high = found.interval

@@ -1,4 +1,4 @@
-"""Edits: what an `Editor` changes, and what it leaves alone."""
+"""`Editor`: what edits change, and what they preserve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def provenance(graph: Graph, task: int) -> Provenance:
 
 @given(graphs())
 @settings(max_examples=60)
-def test_an_edit_of_nothing_gives_an_equal_timeline(graph: Graph) -> None:
+def test_an_empty_edit_gives_an_equal_timeline(graph: Graph) -> None:
     assert timeline(Editor(graph, "none").apply("nothing")) == timeline(graph)
 
 
@@ -73,7 +73,7 @@ def test_an_inserted_task_lengthens_its_lane_by_its_duration_and_gap() -> None:
     assert edited.tasks.lane.tolist() == [0, 0, 0]
 
 
-def test_tasks_inserted_at_one_place_keep_their_order() -> None:
+def test_tasks_inserted_at_one_position_keep_their_order() -> None:
     graph = graph_of([(0, 10, 0)])
     edit = Editor(graph, "t")
     for name in ("first", "second"):
@@ -100,7 +100,7 @@ def test_edits_and_provenance_are_recorded() -> None:
     assert Editor(edited, "more").apply("again").edits[0] == note
 
 
-def test_a_new_call_belongs_to_the_edited_task_only() -> None:
+def test_a_new_call_applies_to_the_edited_task_only() -> None:
     spec = TensorSpec("bfloat16", (2,), (1,))
     call = Call("aten::relu(Tensor self) -> Tensor", (spec,), (spec,))
     graph = graph_of([(0, 10, 0), (0, 20, 0)])
@@ -111,7 +111,7 @@ def test_a_new_call_belongs_to_the_edited_task_only() -> None:
     assert edited.calls == (call,)
 
 
-def test_removal_hands_an_edge_on() -> None:
+def test_removal_passes_an_edge_on() -> None:
     # a -> b -> c over three lanes; without b, c still waits for a and for both delays.
     graph = graph_of([(0, 10, 0), (1, 5, 0), (2, 1, 0)], [(0, 1, 2), (1, 2, 3)])
     edit = Editor(graph, "t")
@@ -119,7 +119,7 @@ def test_removal_hands_an_edge_on() -> None:
     assert replay(edit.apply("b")).start_ns.tolist() == [0, 15]
 
 
-def test_removal_of_a_chain_hands_its_edges_on() -> None:
+def test_removal_of_a_chain_passes_its_edges_on() -> None:
     graph = graph_of([(0, 10, 0), (1, 5, 0), (2, 5, 0), (3, 1, 0)], [(0, 1), (1, 2), (2, 3)])
     edit = Editor(graph, "t")
     edit.remove(1)
@@ -127,7 +127,7 @@ def test_removal_of_a_chain_hands_its_edges_on() -> None:
     assert replay(edit.apply("b and c")).start_ns.tolist() == [0, 10]
 
 
-def test_what_waited_for_a_removed_task_waits_for_the_one_before_it_on_its_lane() -> None:
+def test_waiters_of_a_removed_task_wait_for_its_predecessor_on_the_lane() -> None:
     # A stream runs k then r; the host waits for r. Without r it must still wait for k.
     graph = graph_of([(0, 10, 0), (0, 5, 0), (1, 1, 0)], [(1, 2)])
     edit = Editor(graph, "t")
@@ -135,7 +135,7 @@ def test_what_waited_for_a_removed_task_waits_for_the_one_before_it_on_its_lane(
     assert replay(edit.apply("r")).start_ns.tolist() == [0, 10]
 
 
-def test_what_followed_a_removed_task_waits_for_its_causes() -> None:
+def test_followers_of_a_removed_task_wait_for_its_causes() -> None:
     graph = graph_of([(0, 10, 0), (1, 5, 0), (1, 1, 0)], [(0, 1)])
     edit = Editor(graph, "t")
     edit.remove(1)
@@ -144,8 +144,10 @@ def test_what_followed_a_removed_task_waits_for_its_causes() -> None:
 
 @given(graphs(), st.data())
 @settings(max_examples=100)
-def test_removal_is_never_slower_and_keeps_every_order(graph: Graph, data: st.DataObject) -> None:
-    """An independent reference: whatever was ordered by a path is still ordered."""
+def test_removal_is_never_slower_and_preserves_every_order(
+    graph: Graph, data: st.DataObject
+) -> None:
+    """An independent reference: tasks ordered by a path remain ordered."""
     removed = data.draw(st.sets(st.integers(0, len(graph) - 1)))
     edit = Editor(graph, "t")
     for task in removed:
@@ -184,7 +186,7 @@ def test_an_impossible_time_is_refused(time_ns: float) -> None:
 
 
 @pytest.mark.parametrize("task", [-1, 1])
-def test_a_task_that_does_not_exist_is_refused(task: int) -> None:
+def test_a_nonexistent_task_is_refused(task: int) -> None:
     edit = Editor(graph_of([(0, 1, 0)]), "t")
     for change in (
         lambda: edit.set_duration(task, 1.0, MICRO),
@@ -209,7 +211,7 @@ def test_an_edited_graph_can_be_saved(
     assert load(path) == edited
 
 
-def test_a_call_that_is_put_in_has_no_form_at_another_number_of_samples() -> None:
+def test_an_inserted_call_has_no_form_at_another_number_of_samples() -> None:
     def relu(rows: int) -> Call:
         spec = TensorSpec("float32", (rows, 3), (3, 1))
         return Call("aten::relu(Tensor self) -> Tensor", (spec,), (spec,))

@@ -1,4 +1,4 @@
-"""How long a step stands still for communication, and for whose gradients."""
+"""The time that a step waits for communication, and the gradients it waits for."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def with_exchanges(graph: Graph, *rows: Exchange) -> Graph:
     return replace_tasks(replace(graph, exchanges=rows), kind=kinds)
 
 
-def test_only_what_nothing_hides_is_counted() -> None:
-    # a 0-10, its exchange 10-40 on lane 1; b 10-22 with 2 of gap behind it, c waits until 40.
+def test_only_unhidden_communication_counts() -> None:
+    # a 0-10, its exchange 10-40 on lane 1; b 10-22 with a gap of 2 after it, c waits until 40.
     graph = graph_of([(0, 10, 0), (1, 30, 0), (0, 12, 2), (0, 5, 0)], [(0, 1), (1, 3)])
     timeline = replay(with_exchanges(graph, exchange(1, ("big", "small"))))
     (stretch,) = exposed_stretches(timeline)
@@ -72,22 +72,22 @@ def test_a_helping_thread_waits_on_behalf_of_the_step() -> None:
     assert exposed_by_module(timeline) == {"big": 27}
 
 
-def test_waits_for_anything_else_are_no_communication() -> None:
-    # Lane 2 computes what the last task waits for, beside an exchange that ends earlier.
+def test_other_waits_are_not_communication() -> None:
+    # Lane 2 computes what the last task waits for, while an exchange ends earlier.
     graph = graph_of(
         [(0, 10, 0), (1, 3, 0), (2, 30, 0), (0, 30, 0), (0, 5, 0)], [(0, 1), (0, 2), (2, 3), (1, 4)]
     )
     assert exposed_stretches(replay(with_exchanges(graph, exchange(1, ("big",))))) == []
 
 
-def test_what_is_no_gradient_counts_as_what_it_is() -> None:
+def test_exchanges_of_other_tensors_are_counted_separately() -> None:
     graph = graph_of([(0, 10, 0), (1, 20, 0), (0, 5, 0)], [(0, 1), (1, 2)])
     timeline = replay(with_exchanges(graph, exchange(1, ())))
     name = graph.string(int(graph.tasks.name[1]))
     assert exposed_by_module(timeline) == {f"({name})": 20}
 
 
-def test_a_step_by_itself_stands_still_for_nobody() -> None:
+def test_a_step_on_one_device_waits_for_no_communication() -> None:
     timeline = replay(step_of("transformer"))
     assert exposed_stretches(timeline) == []
     assert exposed_by_module(timeline) == {}
@@ -101,7 +101,7 @@ SLOWER = Cluster.load("workers=2,link=20mbit,latency=50us")
     "text", ["ddp:2", "ddp:2,bucket_mb=0.02", "priority_sync:2,slice=5000", "adasum:2", "fsdp:2"]
 )
 @pytest.mark.parametrize("cluster", [SLOWER, FAST], ids=["slow", "fast"])
-def test_all_parts_are_the_step_less_one_whose_communication_takes_no_time(
+def test_all_parts_sum_to_the_step_minus_one_with_free_communication(
     text: str, cluster: Cluster
 ) -> None:
     graph = combine(tail_heavy(), parse(text), context(cluster))
@@ -113,7 +113,7 @@ def test_all_parts_are_the_step_less_one_whose_communication_takes_no_time(
     assert sum(found.values()) == pytest.approx(saved, rel=1e-6, abs=1.0)
 
 
-def test_gradients_that_the_forward_pass_needs_late_are_waited_for_no_more() -> None:
+def test_gradients_needed_late_by_the_forward_pass_are_no_longer_exposed() -> None:
     # A link that takes about as long as the step computes.
     cluster = Cluster.load("workers=2,link=400mbit,latency=1us")
     ddp, priority = (
@@ -125,7 +125,7 @@ def test_gradients_that_the_forward_pass_needs_late_are_waited_for_no_more() -> 
     assert priority.get(last, 0.0) < 0.5 * ddp[last]
 
 
-def test_encoding_on_a_thread_is_part_of_what_is_waited_for() -> None:
+def test_encoding_on_a_thread_is_part_of_the_wait() -> None:
     graph = combine(tail_heavy(), parse("ddp:2+topk:0.1"), context(SLOWER))
     lane = computing_lane(replay(graph))
     chosen = graph.tasks.lane == lane
@@ -134,7 +134,7 @@ def test_encoding_on_a_thread_is_part_of_what_is_waited_for() -> None:
     assert sum(found.values()) == pytest.approx(replay(graph).step_ns - computes, rel=1e-6)
 
 
-def test_modules_are_kept_with_the_step(tmp_path: Path) -> None:
+def test_modules_are_stored_with_the_step(tmp_path: Path) -> None:
     graph = step_of("transformer")
     edit = Editor(graph, "by hand")
     last = int(np.flatnonzero(graph.tasks.phase == StepPhase.BACKWARD)[-1])

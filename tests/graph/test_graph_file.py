@@ -1,4 +1,4 @@
-"""``.slipgraph``: a round trip, equal bytes, and what damaged and foreign files do."""
+"""``.slipgraph``: round trips, equal bytes, and damaged and foreign files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def a_graph() -> Graph:
 
 
 def load_or_error(path: Path) -> Graph | None:
-    """The graph, or None after a `GraphError`; anything else is a failure of the test."""
+    """Return the graph, or None after a `GraphError`; anything else fails the test."""
     try:
         return load(path)
     except GraphError:
@@ -59,7 +59,7 @@ def test_a_captured_graph_survives_the_round_trip(path: Path) -> None:
     assert load(path) == graph
 
 
-def test_a_file_from_before_a_second_size_was_recorded_has_none(path: Path) -> None:
+def test_a_file_without_a_second_size_loads(path: Path) -> None:
     graph = captured("mlp")
     assert graph.shrunk
     save(graph, path)
@@ -68,7 +68,7 @@ def test_a_file_from_before_a_second_size_was_recorded_has_none(path: Path) -> N
 
 
 @pytest.mark.parametrize("shrunk", [[None], [["op"]], [7], 7, "text", {"a": 1}])
-def test_calls_of_another_size_that_fit_none_are_an_error(path: Path, shrunk: Any) -> None:
+def test_calls_of_another_size_that_match_none_are_an_error(path: Path, shrunk: Any) -> None:
     save(a_graph(), path)
     with_meta(path, lambda meta: meta.update(shrunk=shrunk))
     assert load_or_error(path) is None
@@ -88,7 +88,7 @@ def test_a_loaded_graph_is_written_as_the_same_bytes(path: Path) -> None:
     assert path.read_bytes() == first
 
 
-def test_arrays_lie_aligned_and_can_be_mapped(path: Path) -> None:
+def test_arrays_are_aligned_and_can_be_mapped(path: Path) -> None:
     graph = captured("mlp")
     save(graph, path)
     with path.open("rb") as file, zipfile.ZipFile(path) as archive:
@@ -119,7 +119,7 @@ def test_another_reader_of_zip_and_npy_reads_it(path: Path) -> None:
         assert (arrays["tasks/gap_ns"] == graph.tasks.gap_ns).all()
 
 
-def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_preserves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(a_graph(), path)
     first = path.read_bytes()
 
@@ -133,7 +133,7 @@ def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.Monk
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_a_missing_file_says_how_to_make_one(path: Path) -> None:
+def test_a_missing_file_reports_how_to_create_one(path: Path) -> None:
     with pytest.raises(GraphError, match="slipstream profile"):
         load(path)
 
@@ -145,7 +145,7 @@ def test_a_folder_is_not_a_graph(tmp_path: Path) -> None:
 
 @given(st.floats(0, 1))
 @fuzz
-def test_a_file_cut_off_anywhere_is_an_error(path: Path, share: float) -> None:
+def test_a_truncated_file_is_an_error(path: Path, share: float) -> None:
     save(a_graph(), path)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * (len(whole) - 1))])
@@ -181,7 +181,7 @@ def test_a_foreign_zip_is_an_error(path: Path) -> None:
 
 
 def rewrite(path: Path, name: str, content: bytes | None) -> None:
-    """The file with one member replaced, or without it."""
+    """Return the file with one member replaced or missing."""
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     members.pop(name)
@@ -205,7 +205,7 @@ def npy(array: np.ndarray, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_newer_schema_says_to_upgrade(path: Path) -> None:
+def test_a_newer_schema_recommends_an_upgrade(path: Path) -> None:
     save(a_graph(), path)
     with_meta(path, lambda meta: meta.update(schema=99))
     with pytest.raises(GraphError, match="upgrade slipstream"):
@@ -213,7 +213,7 @@ def test_a_newer_schema_says_to_upgrade(path: Path) -> None:
 
 
 class Bomb:
-    """Unpickling this leaves a mark."""
+    """Unpickling this creates a file."""
 
     exploded = False
 
@@ -271,7 +271,7 @@ def test_a_cycle_is_named_with_its_tasks_and_the_file(path: Path) -> None:
     with pytest.raises(GraphError, match=r"cycle: .*task 1.* -> .*task 2.* -> .*task 0") as caught:
         load(path)
     assert caught.value.where == str(path)
-    # What leads into the next step closes none.
+    # An edge into the next step closes no cycle.
     save(graph_of([(0, 1, 0), (0, 1, 0), (1, 1, 0)], [(1, 2), (2, 0, 0.0, 1)]), path)
     assert load(path)
 
@@ -317,7 +317,7 @@ def test_a_huge_array_in_a_small_file_is_an_error(path: Path) -> None:
     assert load_or_error(path) is None
 
 
-def test_graphs_of_two_files_compare(path: Path) -> None:
+def test_graphs_of_two_files_are_comparable(path: Path) -> None:
     save(a_graph(), path)
     save(a_graph(), path.with_name("same"))
     save(replace(a_graph(), samples=5), path.with_name("other"))
@@ -337,7 +337,7 @@ def test_graphs_of_two_files_compare(path: Path) -> None:
     ],
     ids=["a column", "a dtype", "edges", "samples", "meta", "edits"],
 )
-def test_graphs_that_differ_in_anything_are_not_equal(change: Callable[[Graph], Graph]) -> None:
+def test_graphs_that_differ_anywhere_are_not_equal(change: Callable[[Graph], Graph]) -> None:
     graph = a_graph()
     assert len(graph.edges)
     assert change(graph) != graph
@@ -356,7 +356,7 @@ _OPTIMIZER = {"class": "SGD", "settings": {}, "tensors": [["float32", [64, 4], [
         ({"device": "toaster"}, "meta.device"),
         ({"unaligned_share": "0"}, "meta.unaligned_share"),
         ({"workload": "\ud800"}, "meta.workload"),
-        # Its product with a number would be a text of as many copies.
+        # Multiplied by a number it would be a text of as many copies.
         (
             {"optimizer": {**_OPTIMIZER, "tensors": [["float32", ["64", 10**9], [4, 1], "cpu"]]}},
             "meta.optimizer.tensors[0][1][0]",
@@ -367,7 +367,7 @@ _OPTIMIZER = {"class": "SGD", "settings": {}, "tensors": [["float32", [64, 4], [
         ({"regions": {"mode": "default"}}, "meta.regions"),
     ],
 )
-def test_what_a_recording_keeps_is_of_the_types_it_is_written_with(
+def test_recorded_values_have_the_types_they_are_written_with(
     meta: dict[str, Any], place: str, path: Path
 ) -> None:
     save(replace(a_graph(), meta=meta), path)
@@ -375,7 +375,7 @@ def test_what_a_recording_keeps_is_of_the_types_it_is_written_with(
         load(path)
 
 
-def test_entries_of_a_newer_slipstream_are_kept(path: Path) -> None:
+def test_entries_of_a_newer_slipstream_are_preserved(path: Path) -> None:
     meta = {"novel": [1, "a"], "optimizer": {**_OPTIMIZER, "novel": {}}}
     save(replace(a_graph(), meta=meta), path)
     assert load(path).meta == meta
@@ -390,7 +390,7 @@ def test_entries_of_a_newer_slipstream_are_kept(path: Path) -> None:
         ([_SPEC, _SPEC], [3]),
     ],
 )
-def test_a_call_that_its_schema_does_not_take_is_refused(
+def test_a_call_that_does_not_match_its_schema_is_refused(
     arguments: list[Any], outputs: list[Any], path: Path
 ) -> None:
     call = Call("aten::mm(Tensor self, Tensor mat2) -> Tensor", (*arguments,), (*outputs,))

@@ -34,7 +34,7 @@ from small_traces import (
 from slipstream.errors import GraphError
 from slipstream.graph import Dependency, Graph, Kind, StepPhase, read_kineto, read_trace, replay
 
-# Threads and streams in order
+# Order within threads and streams
 
 
 def test_nested_operators_become_a_sequence_of_segments() -> None:
@@ -46,25 +46,25 @@ def test_nested_operators_become_a_sequence_of_segments() -> None:
     assert found.strings[found.tasks.scope[inner[0]]] == "outer"
 
 
-def test_what_is_left_of_an_operator_is_no_second_call_of_it() -> None:
+def test_the_remainder_of_an_operator_is_not_a_second_call() -> None:
     found = graph(op("outer", 0, 100), op("inner", 20, 30))
     kinds = [Kind(kind) for kind in found.tasks.kind]
     assert kinds.count(Kind.OP) == 2
-    assert kinds.count(Kind.HOST) == 2  # the begin of the thread, the rest of outer
+    assert kinds.count(Kind.HOST) == 2  # the begin of the thread, the remainder of outer
 
 
-def test_a_child_that_rounding_lets_outlive_its_parent_is_clamped() -> None:
+def test_a_child_that_outlives_its_parent_by_rounding_is_clamped() -> None:
     found = timeline_us(graph(op("outer", 0, 10), op("inner", 5, 6), op("next", 10, 5)))
     assert found["inner"] == [(5, 10)]
     assert found["next"] == [(10, 15)]
 
 
-def test_a_thread_that_only_polls_holds_nobody_up() -> None:
+def test_a_polling_thread_delays_no_other() -> None:
     found = graph(op("work", 0, 10), call("cudaEventQuery", 900, 1, 5, tid=9))
     assert replay(found).step_ns == 10_000
 
 
-def test_two_ways_to_write_a_threads_number_are_one_thread() -> None:
+def test_two_spellings_of_a_thread_id_are_one_thread() -> None:
     other = op("second", 20, 10) | {"pid": "100", "tid": "1"}
     found = graph(op("first", 0, 10), other, op("third", 40, 10, tid=3))
     assert len(found.lanes) == 2
@@ -90,19 +90,19 @@ def test_a_kernel_starts_its_latency_after_its_launch() -> None:
     assert timeline_us(later)["k"] == [(22, 72)]
 
 
-def test_a_kernel_behind_another_starts_when_that_ends() -> None:
+def test_a_kernel_after_another_starts_when_that_ends() -> None:
     found = graph(
         op("add", 0, 40), launch(0, 5, 1), launch(10, 5, 2), kernel("a", 8, 100, 1),
         kernel("b", 110, 20, 2),
     )  # fmt: skip
     assert timeline_us(found)["b"] == [(110, 130)]
-    # Two microseconds of the device's own turnaround stay.
+    # Two microseconds of the device's own turnaround remain.
     assert timeline_us(scaled(found, 0.5, "a"))["b"] == [(60, 80)]
-    # Once the first is over early enough, the launch holds the second up.
+    # Once the first ends early enough, the launch delays the second.
     assert timeline_us(scaled(found, 0.01, "a"))["b"] == [(18, 38)]
 
 
-def test_kernels_of_one_stream_that_run_side_by_side_get_lanes_of_their_own() -> None:
+def test_concurrent_kernels_of_one_stream_get_separate_lanes() -> None:
     found = graph(
         op("graph", 0, 20), call("cudaGraphLaunch", 0, 10, 1), kernel("a", 20, 100, 1),
         kernel("b", 30, 100, 1), kernel("c", 120, 10, 1),
@@ -122,22 +122,22 @@ def _synchronised(kernel_ends: float) -> list[Event]:
     ]  # fmt: skip
 
 
-def test_a_synchronising_call_ends_after_what_it_waits_for() -> None:
+def test_a_synchronising_call_ends_after_its_kernel() -> None:
     found = graph(*_synchronised(260))
     assert edges(found)["k", "cudaDeviceSynchronize", Dependency.SYNCHRONISATION] == 1
-    # Ten microseconds of the call come after the kernel; the rest was waiting.
+    # Ten microseconds of the call come after the kernel; the remainder was waiting.
     assert timeline_us(found)["cudaDeviceSynchronize"] == [(260, 270)]
     assert timeline_us(scaled(found, 0.5))["cudaDeviceSynchronize"] == [(135, 145)]
     assert timeline_us(scaled(found, 0.001))["cudaDeviceSynchronize"][0][0] == 20
     assert timeline_us(scaled(found, 2))["cudaDeviceSynchronize"] == [(510, 520)]
 
 
-def test_a_call_that_found_the_device_done_did_not_wait() -> None:
+def test_a_call_that_found_the_device_idle_did_not_wait() -> None:
     found = graph(*_synchronised(15))
     assert timeline_us(found)["cudaDeviceSynchronize"] == [(20, 270)]
 
 
-def test_a_stream_is_waited_for_and_not_the_device() -> None:
+def test_a_stream_synchronisation_does_not_wait_for_the_device() -> None:
     found = graph(
         op("step", 0, 300), launch(0, 4, 1), launch(5, 4, 2),
         kernel("long", 5, 200, 1, stream=7), kernel("short", 10, 20, 2, stream=8),
@@ -147,7 +147,7 @@ def test_a_stream_is_waited_for_and_not_the_device() -> None:
     assert not edges(found)["long", "cudaStreamSynchronize", Dependency.SYNCHRONISATION]
 
 
-def test_an_event_is_waited_for_up_to_its_record() -> None:
+def test_an_event_synchronisation_waits_up_to_its_record() -> None:
     found = graph(
         op("step", 0, 400), launch(0, 4, 1), call("cudaEventRecord", 5, 1, 2), launch(8, 4, 3),
         kernel("before", 5, 100, 1), kernel("behind", 105, 100, 3),
@@ -159,7 +159,7 @@ def test_an_event_is_waited_for_up_to_its_record() -> None:
     assert timeline_us(found)["cudaEventSynchronize"] == [(105, 110)]
 
 
-def test_without_a_synchronisation_event_the_threads_own_stream_is_taken() -> None:
+def test_without_a_synchronisation_event_the_stream_of_the_thread_counts() -> None:
     found = graph(
         op("step", 0, 300), launch(0, 4, 1), kernel("mine", 5, 95, 1),
         launch(0, 4, 2, tid=5), kernel("theirs", 5, 100, 2, stream=8),
@@ -177,7 +177,7 @@ def test_a_copy_to_pageable_memory_blocks_the_host() -> None:
     )  # fmt: skip
     assert edges(found)[copy, "cudaMemcpyAsync", Dependency.SYNCHRONISATION] == 1
     assert timeline_us(found)["cudaMemcpyAsync"][-1] == (105, 120)
-    # 47 us of kernel, 1 of turnaround and 4 of copy later the host goes on.
+    # 47 us of kernel, 1 of turnaround and 4 of copy later the host continues.
     assert timeline_us(scaled(found, 0.5, "k"))["cudaMemcpyAsync"][-1] == (58, 73)
 
 
@@ -196,7 +196,7 @@ def test_a_full_launch_queue_makes_the_host_wait() -> None:
     assert replay(scaled(found, 0.5)).step_ns == pytest.approx(60_010_000, rel=1e-3)
 
 
-# Streams among themselves
+# Between streams
 
 
 def test_a_stream_waits_for_the_event_of_another() -> None:
@@ -214,19 +214,19 @@ def test_a_stream_waits_for_the_event_of_another() -> None:
     assert timeline_us(scaled(found, 0.5, "first"))["second"] == [(60, 110)]
 
 
-def test_without_synchronisation_events_the_order_of_launches_tells() -> None:
+def test_without_synchronisation_events_launch_order_decides() -> None:
     reduce = "ncclKernel_AllReduce_RING_LL_Sum_float"
     found = graph(
         op("step", 0, 60), launch(0, 5, 1), call("cudaStreamWaitEvent", 10, 1, 3),
         launch(20, 5, 4), kernel("gradient", 8, 100, 1), kernel(reduce, 110, 50, 4, stream=20),
     )  # fmt: skip
-    # A collective at one end makes it a matter of communication.
+    # With a collective at one end it counts as communication.
     assert edges(found)["gradient", reduce, Dependency.COMMUNICATION] == 1
     assert timeline_us(scaled(found, 0.5, "gradient"))[reduce] == [(60, 110)]
     assert (found.tasks.kind == Kind.COMMUNICATION).sum() == 1
 
 
-# Threads among themselves, and data
+# Between threads, and data
 
 
 def _backward() -> list[Event]:
@@ -240,7 +240,7 @@ def _backward() -> list[Event]:
     ]
 
 
-def test_the_caller_of_backward_waits_for_autograds_thread() -> None:
+def test_the_caller_of_backward_waits_for_the_autograd_thread() -> None:
     found = graph(*_backward())
     kinds = edges(found)
     backward = "autograd::engine::evaluate_function: MulBackward0"
@@ -248,13 +248,13 @@ def test_the_caller_of_backward_waits_for_autograds_thread() -> None:
     assert kinds[backward, "aten::add_", Dependency.THREAD_TO_THREAD] == 1
     assert kinds["aten::mul", backward, Dependency.DATA] == 1
     assert replay(found).step_ns == 400_000
-    # Half of the sum's 100 us, and the optimizer begins 50 earlier.
+    # Half of the sum's 100 us, so the optimizer begins 50 earlier.
     assert timeline_us(scaled(found, 0.5, "aten::sum"))["aten::add_"] == [(290, 350)]
     # A longer forward delays the backward.
     assert timeline_us(scaled(found, 2, "aten::mul"))[backward][0] == (150, 200)
 
 
-def test_phases_follow_autograd_and_the_optimizers_annotation() -> None:
+def test_phases_follow_autograd_and_optimizer_annotations() -> None:
     annotation = step(1, 330, 80) | {"name": "Optimizer.step#SGD.step"}
     found = graph(*_backward(), annotation)
     phase = {
@@ -302,17 +302,17 @@ def test_a_step_is_chosen_by_its_number_and_lasts_until_the_next() -> None:
     assert found.graph("all").meta["kernels"] == 4
 
 
-def test_by_default_neither_the_first_nor_the_last_step_is_taken() -> None:
+def test_neither_the_first_nor_the_last_step_is_taken_by_default() -> None:
     assert trace(*_steps()).graph().meta["step"] in ("ProfilerStep#6", "ProfilerStep#7")
 
 
-def test_a_step_is_the_same_whatever_was_made_before() -> None:
+def test_a_step_does_not_depend_on_earlier_objects() -> None:
     fresh, used = trace(*_steps()), trace(*_steps())
     used.graph("all")
     assert np.array_equal(replay(fresh.graph(7)).end_ns, replay(used.graph(7)).end_ns)
 
 
-def test_what_the_last_step_left_on_the_device_gates_the_next() -> None:
+def test_unfinished_device_work_of_a_step_gates_the_next() -> None:
     # Each step queues 150 us of kernels in 100 us: in a long run it costs 150.
     events: list[Event] = []
     for number in range(3):
@@ -347,7 +347,7 @@ def _check_links(whole: Graph) -> None:
     tasks, links = whole.tasks, whole.edges
     launched = links.target[links.kind == Dependency.LAUNCH]
     device = np.flatnonzero(np.isin(tasks.kind, DEVICE_KINDS))
-    # No kernel dangles, whether its launch was recorded or came before the recording.
+    # No kernel is unlinked, whether its launch was recorded or came before the recording.
     assert np.isin(device, launched).all()
     recorded = whole.meta["kernels"] - whole.meta["kernels_launched_before"]
     assert whole.meta["kernels_linked"] >= 0.995 * recorded
@@ -365,24 +365,24 @@ def test_launches_before_the_recording_are_the_only_unlinked_ones(shared_data: P
         assert meta["kernels_linked"] == meta["kernels"] > 0
 
 
-def test_halving_kernels_shortens_what_the_device_binds(shared_data: Path) -> None:
+def test_halving_kernels_shortens_device_bound_parts(shared_data: Path) -> None:
     found = read_trace(shared_data / "gpu_traces" / _TRACES[4])
     bound = found.graph(104)
     assert bound.meta["launch_queue"] == 1022
     before, after = replay(bound).step_ns, replay(scaled(bound, 0.5)).step_ns
     assert before == pytest.approx(bound.meta["recorded_ns"], rel=2e-3)
-    # All its kernels are on the path; copies and the turnaround between them stay.
+    # All its kernels are on the path; copies and the turnaround between them remain.
     kernels = bound.tasks.duration_ns[bound.tasks.kind == Kind.KERNEL].sum()
     assert kernels > 0.97 * before
     assert before - after == pytest.approx(kernels / 2, rel=1e-6)
 
 
-def test_halving_kernels_leaves_what_the_host_binds_exactly_as_it_is(shared_data: Path) -> None:
+def test_halving_kernels_leaves_host_bound_parts_unchanged(shared_data: Path) -> None:
     bound = read_kineto(shared_data / "gpu_traces" / _TRACES[5], 551)
     assert replay(scaled(bound, 0.5)).step_ns == replay(bound).step_ns
 
 
-# Bad input
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_halving_kernels_leaves_what_the_host_binds_exactly_as_it_is(shared_data
         (b"[" * 100_000, "truncated"),
     ],
 )
-def test_what_is_no_trace_is_said_to_be_none(data: bytes, words: str) -> None:
+def test_a_file_that_is_not_a_trace_is_reported(data: bytes, words: str) -> None:
     with pytest.raises(GraphError, match=words) as caught:
         parse_trace(data, "bad.json")
     assert caught.value.where is not None
@@ -428,7 +428,7 @@ def test_kernels_without_correlation_ids_are_refused() -> None:
     assert "lost" in str(caught.value.where)
 
 
-def test_a_step_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_a_missing_step_is_named_with_those_present() -> None:
     with pytest.raises(GraphError, match="no step 9") as caught:
         trace(*_steps()).graph(9)
     assert "5, 6, 7, 8" in str(caught.value.remedy)
@@ -437,12 +437,12 @@ def test_a_step_that_is_not_there_is_named_with_those_that_are() -> None:
     assert "'all'" in str(caught.value.remedy)
 
 
-def test_a_step_in_which_nothing_runs_is_refused() -> None:
+def test_a_step_without_tasks_is_refused() -> None:
     with pytest.raises(GraphError, match="nothing runs"):
         trace(step(1, 0, 10), op("late", 50, 5)).graph(1)
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=r"\bno file\b.*\bnone\.json\b"):
         read_kineto(tmp_path / "none.json")
     with pytest.raises(GraphError, match="cannot be read"):
@@ -453,14 +453,14 @@ _GOOD = text([*_steps(), *_backward()])
 
 
 @given(st.integers(0, len(_GOOD) - 1))
-def test_a_trace_cut_anywhere_is_refused(length: int) -> None:
+def test_a_truncated_trace_is_refused(length: int) -> None:
     with pytest.raises(GraphError):
         parse_trace(_GOOD[:length])
 
 
 @settings(max_examples=60)
 @given(st.data())
-def test_a_gzip_file_cut_or_changed_anywhere_is_refused_or_read(data: st.DataObject) -> None:
+def test_a_damaged_gzip_file_is_refused_or_read(data: st.DataObject) -> None:
     packed = bytearray(gzip.compress(_GOOD, mtime=0))
     cut = data.draw(st.integers(2, len(packed) - 1))
     if data.draw(st.booleans()):
@@ -498,7 +498,7 @@ def test_random_changes_to_events_give_a_graph_or_a_graph_error(data: st.DataObj
 @settings(max_examples=150)
 @given(st.data())
 def test_random_traces_have_no_cycle_and_replay_is_exact(data: st.DataObject) -> None:
-    """Whatever streams and waits: built edges agree with the recorded times."""
+    """For any streams and waits, the edges agree with the recorded times."""
     clock, free = 0.0, {7: 0.0, 20: 0.0}
     events: list[Event] = []
     for i in range(data.draw(st.integers(1, 15))):
@@ -531,7 +531,7 @@ def test_random_traces_have_no_cycle_and_replay_is_exact(data: st.DataObject) ->
     assert replay(found).schedule.step_end_ns[0] == pytest.approx(found.meta["recorded_ns"])
 
 
-# Modules, pools of threads, memory
+# Modules, thread pools, memory
 
 
 def _module(name: str, ts: float, dur: float, tid: int = 1) -> Event:
@@ -553,19 +553,19 @@ def test_a_backward_operator_belongs_to_the_module_of_its_forward() -> None:
     )  # fmt: skip
     module = _modules(found)
     assert module["aten::addmm"] == module["aten::mm"] == module["gemm"] == "model.a"
-    assert module["aten::add_"] == "model.a"  # what accumulates goes where it was made
+    assert module["aten::add_"] == "model.a"  # accumulation belongs to where the gradient was made
     assert module["aten::relu"] == module["aten::threshold_backward"] == "model.b"
     assert module["aten::detach"] == ""
 
 
-def test_what_autograd_ran_for_no_recorded_forward_has_no_module() -> None:
+def test_backward_operators_without_a_recorded_forward_have_no_module() -> None:
     engine = "autograd::engine::evaluate_function: "
     found = graph(
         op("aten::empty", -5, 3),
         _module("model.a", 0, 20), op("aten::relu", 2, 16, **_seq(7)),
         op(engine + "ReluBackward0", 100, 10, ENGINE, **_seq(7)),
         op("aten::threshold_backward", 102, 5, ENGINE),
-        # Zero is a number as well: of what ran before the recording.
+        # Zero is a number, too: of operators before the recording.
         op(engine + "MulBackward0", 120, 10, ENGINE, **_seq(0)),
         op("aten::mul", 122, 5, ENGINE),
         op(engine + "torch::autograd::AccumulateGrad", 140, 10, ENGINE),
@@ -576,11 +576,11 @@ def test_what_autograd_ran_for_no_recorded_forward_has_no_module() -> None:
     assert module["aten::mul"] == module["aten::add_"] == ""
 
 
-def test_the_gradient_of_what_no_module_made_lies_in_none() -> None:
+def test_the_gradient_of_a_tensor_without_a_module_has_none() -> None:
     engine = "autograd::engine::evaluate_function: "
     found = graph(
         op("aten::empty", -5, 3),
-        # What makes no node of autograd has the number of the next that is made.
+        # An operator without an autograd node has the number of the next node.
         _module("model.a", 0, 30), op("aten::relu", 2, 16, **_seq(7)),
         op("aten::detach", 20, 5, **_seq(8)),
         op("aten::mul", 40, 16, **_seq(8)),
@@ -597,7 +597,7 @@ def test_the_gradient_of_what_no_module_made_lies_in_none() -> None:
 
 
 def _modules(graph: Graph) -> dict[str, str]:
-    """Names of tasks with those of their modules."""
+    """Return the modules of tasks by name."""
     return {
         graph.strings[name]: graph.strings[module]
         for name, module in zip(graph.tasks.name, graph.tasks.module, strict=True)
@@ -608,7 +608,7 @@ def _seq(number: int) -> dict[str, int]:
     return {"Sequence number": number}
 
 
-def test_threads_count_for_themselves_so_that_arrows_say_whose_number_it_is() -> None:
+def test_sequence_numbers_count_per_thread_so_arrows_identify_the_thread() -> None:
     engine = "autograd::engine::evaluate_function: AddmmBackward0"
     forward = [(7, 5, "left"), (8, 6, "right")]
     events: list[Event] = [op("aten::empty", -5, 3)]
@@ -637,7 +637,7 @@ def _arrow(ph: str, tid: int, ts: float, number: int) -> Event:
     }  # fmt: skip
 
 
-def test_a_pool_is_given_work_and_waited_for() -> None:
+def test_a_pool_gets_work_and_is_awaited() -> None:
     events = (
         step(0, 0, 1000), op("stem", 10, 90), op("left", 200, 300, 7), op("right", 210, 500, 8),
         op("head", 750, 50),
@@ -649,13 +649,13 @@ def test_a_pool_is_given_work_and_waited_for() -> None:
         ("left", "head", handed): 1, ("right", "head", handed): 1,
     }  # fmt: skip
     assert timeline_us(found)["head"] == [(750, 800)]
-    # Only the longer branch holds the step up; without it, the shorter one does.
+    # Only the longer branch delays the step; without it, the shorter one does.
     assert timeline_us(scaled(found, 0.5, "left"))["head"] == [(750, 800)]
     assert timeline_us(scaled(found, 0.1, "right"))["head"] == [(540, 590)]
     assert timeline_us(scaled(found, 0.1, "right", "left"))["head"] == [(300, 350)]
 
 
-def test_who_gives_work_away_may_go_on_working() -> None:
+def test_a_thread_may_continue_after_submitting_work() -> None:
     found = trace(
         step(0, 0, 1000), op("stem", 0, 100), op("own", 105, 400), op("given", 150, 200, 7)
     ).graph(0)
@@ -668,7 +668,7 @@ def _memory(ts: float, nbytes: int, device: int = 1, **more: object) -> Event:
     return {"ph": "i", "name": "[memory]", "pid": 100, "tid": 1, "ts": ts, "args": args}
 
 
-def test_allocations_are_read_in_order_of_time_where_they_were_watched() -> None:
+def test_allocations_are_read_in_order_of_time_if_recorded() -> None:
     events = [op("first", 50, 10), _memory(80, -512), _memory(55, 512), _memory(60, 64, device=9)]
     document = {"schemaVersion": 1, "profile_memory": 1, "traceEvents": events}
     found = parse_trace(json.dumps(document).encode()).memory

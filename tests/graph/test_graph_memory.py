@@ -1,4 +1,4 @@
-"""Allocations: their checks, their simulated lifetimes, and what edits do to them."""
+"""Allocations: validation, simulated lifetimes, and the effects of edits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def allocations(draw: st.DrawFn, n: int) -> list[Row]:
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_the_peak_is_the_most_that_any_task_finds_alive(data: st.DataObject) -> None:
+def test_the_peak_is_the_maximum_that_any_task_sees_alive(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 8))
     found = data.draw(allocations(n))
     graph = with_memory(chain(n), *found)
@@ -74,7 +74,7 @@ def test_the_peak_is_the_most_that_any_task_finds_alive(data: st.DataObject) -> 
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_changes_in_the_order_of_tasks_are_those_in_the_order_of_time(data: st.DataObject) -> None:
+def test_changes_in_task_order_are_those_in_order_of_time(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 8))
     lasts = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
     graph = with_memory(graph_of([(0, each, 0) for each in lasts]), *data.draw(allocations(n)))
@@ -94,7 +94,7 @@ def test_changes_in_the_order_of_tasks_are_those_in_the_order_of_time(data: st.D
     st.integers(0, 100),
     st.floats(0, 60),
 )
-def test_compiled_and_python_heaps_grow_alike(
+def test_compiled_and_python_heaps_grow_equally(
     changes: list[int], begin: int, retained: float
 ) -> None:
     assert heap_growth(np.array(changes, np.int64), begin, retained) == _reference(
@@ -102,19 +102,19 @@ def test_compiled_and_python_heaps_grow_alike(
     )
 
 
-def test_a_workspace_counts_even_where_its_task_takes_no_time() -> None:
+def test_a_workspace_counts_even_for_a_task_of_zero_time() -> None:
     graph = with_memory(graph_of([(0, 10, 0), (0, 0, 5)]), (7, -1, 0, -1, -1), (100, -1, 7, 1, 1))
     assert replay(graph).peak_bytes == 107
 
 
-def test_tasks_that_take_no_time_hold_their_workspaces_one_after_the_other() -> None:
+def test_tasks_of_zero_time_hold_their_workspaces_sequentially() -> None:
     workspaces = (100, -1, 7, 0, 0), (100, -1, 7, 2, 2), (30, -1, 7, 0, 1)
     graph = with_memory(graph_of([(0, 0, 0), (0, 0, 0), (0, 0, 0)]), *workspaces)
     assert replay(graph).peak_bytes == 130
 
 
-def test_times_of_the_simulation_decide_across_lanes() -> None:
-    """Two lanes hold 100 bytes each: at once, or after one another when one waits."""
+def test_simulated_times_decide_across_lanes() -> None:
+    """Two lanes hold 100 bytes each: together, or sequentially if one waits."""
     memory = (100, -1, 7, 0, 0), (100, -1, 7, 1, 1)
     together = with_memory(graph_of([(0, 10, 0), (1, 10, 0)]), *memory)
     waiting = with_memory(graph_of([(0, 10, 0), (1, 10, 0)], [(0, 1)]), *memory)
@@ -122,7 +122,7 @@ def test_times_of_the_simulation_decide_across_lanes() -> None:
     assert replay(waiting).peak_bytes == 100
 
 
-def test_without_a_record_there_is_no_peak() -> None:
+def test_without_recorded_memory_there_is_no_peak() -> None:
     line = replay(chain(2))
     assert line.peak_bytes == 0
     assert [len(part) for part in line.memory_curve()] == [0, 0]
@@ -130,7 +130,7 @@ def test_without_a_record_there_is_no_peak() -> None:
         find_peak(line)
 
 
-def test_the_peak_knows_its_task_roles_and_modules() -> None:
+def test_the_peak_has_its_task_roles_and_modules() -> None:
     graph = chain(
         3,
         strings=("", "task 0", "task 1", "task 2", "encoder", "head"),
@@ -177,7 +177,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
 
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_memory_is_kept_in_the_file(
+def test_memory_is_stored_in_the_file(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     graph = with_memory(chain(4), *data.draw(allocations(4)))
@@ -216,7 +216,7 @@ def test_changes_of_size_and_lifetime() -> None:
     assert rows(graph) == [(10, 1, 6, 0, 2), (20, 2, 6, 0, 2)]
 
 
-def test_what_only_removed_tasks_use_goes_with_them() -> None:
+def test_allocations_of_removed_tasks_only_are_removed() -> None:
     operands = {"operand_start": np.array([0, 1, 2, 3, 4]), "operands": np.array([1, 2, 2, 3])}
     graph = with_memory(chain(4, **operands), (10, 2, 7, 1, 2), (5, -1, 7, 1, 1))
     edit = Editor(graph, "t")
@@ -225,7 +225,7 @@ def test_what_only_removed_tasks_use_goes_with_them() -> None:
     assert rows(edit.apply("gone")) == []
 
 
-def test_what_a_kept_task_uses_is_allocated_by_the_next_one() -> None:
+def test_an_allocation_that_a_remaining_task_uses_moves_to_the_next_user() -> None:
     operands = {"operand_start": np.array([0, 0, 1, 2, 2]), "operands": np.array([2, 2])}
     graph = with_memory(chain(4, **operands), (10, 2, 7, 1, 3), (6, 4, 3, 1, -1))
     edit = Editor(graph, "t")
@@ -233,7 +233,7 @@ def test_what_a_kept_task_uses_is_allocated_by_the_next_one() -> None:
     assert rows(edit.apply("gone")) == [(10, 2, 7, 1, 2), (6, 4, 3, 1, -1)]
 
 
-def test_what_a_removed_task_freed_is_freed_by_the_one_before_or_in_its_place() -> None:
+def test_frees_of_a_removed_task_move_to_its_predecessor_or_replacement() -> None:
     graph = with_memory(chain(4), (10, 2, 7, 0, 2))
     edit = Editor(graph, "t")
     edit.remove(2)
@@ -290,7 +290,7 @@ def test_a_graph_of_schema_one_loads_without_memory(tmp_path: Path) -> None:
     assert load(old) == graph
 
 
-def test_columns_are_the_same_in_stretches_and_one_by_one() -> None:
+def test_columns_are_equal_in_chunks_and_one_by_one() -> None:
     graph = chain(40)
     counts = np.arange(40) % 3
     operands = np.arange(counts.sum(), dtype=np.int32)
@@ -307,8 +307,8 @@ def test_columns_are_the_same_in_stretches_and_one_by_one() -> None:
         assert column.dtype == getattr(graph.tasks, name).dtype
 
 
-def test_at_the_peak_lives_what_is_made_just_then_and_not_what_is_freed() -> None:
-    # Task 1 makes 30 as what task 0 made, 40, has just gone: at equal times frees come first.
+def test_at_the_peak_new_allocations_count_and_freed_ones_do_not() -> None:
+    # Task 1 allocates 30 just as the 40 of task 0 are freed: at equal times frees come first.
     graph = with_memory(
         chain(3),
         (10, -1, Role.ACTIVATION, 0, 0),

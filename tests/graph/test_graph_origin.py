@@ -1,4 +1,4 @@
-"""A recording knows whether the file it was made of is still the same."""
+"""A recording knows whether its source file has changed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from slipstream.graph.origin import describe_source, has_changed
 from tiny_models import captured
 
 
-def test_a_change_is_noticed_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_change_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = Path("train.py")
     code.write_text("a = 1")
@@ -28,7 +26,7 @@ def test_a_change_is_noticed_and_nothing_else(
     assert has_changed(graph) is None
 
 
-def test_another_file_of_that_name_is_no_change(
+def test_another_file_of_that_name_is_not_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "there"
@@ -43,7 +41,7 @@ def test_another_file_of_that_name_is_no_change(
     assert has_changed(graph) is None
 
 
-def test_an_older_recording_says_nothing(tmp_path: Path) -> None:
+def test_an_older_recording_reports_nothing(tmp_path: Path) -> None:
     assert has_changed(captured("mlp")) is None
     assert describe_source(tmp_path / "absent" / "train.py") is None
 

@@ -1,4 +1,4 @@
-"""How far the heap grows again in every step, and what that does to the page faults."""
+"""The growth of the heap in every step, and its effect on page faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIB = 1 << 20
 
 
 def with_memory(*rows: tuple[int, int, int]) -> Graph:
-    """A recorded step with other memory: bytes, producer and release of each allocation."""
+    """Return a recorded step with other memory: bytes, producer and release of each allocation."""
     nbytes, producer, release = zip(*rows, strict=True)
     n = len(rows)
     memory = Allocations.of(nbytes, [-1] * n, [int(Role.ACTIVATION)] * n, producer, release)
@@ -30,21 +30,21 @@ def growth(*rows: tuple[int, int, int]) -> float:
     return heap_growth(replay(with_memory(*rows)))
 
 
-def test_what_is_freed_a_little_at_a_time_stays_in_the_heap() -> None:
-    # Each block lies free alone: less than the heap keeps.
+def test_memory_freed_gradually_stays_in_the_heap() -> None:
+    # Each block is freed alone: less than the heap retains.
     assert growth(*((_MIB, task, task) for task in range(1, 6))) == 0
 
 
-def test_what_is_freed_together_is_given_back_and_grows_again() -> None:
+def test_memory_freed_together_is_returned_and_grows_again() -> None:
     blocks = [(4 * _MIB, task, 9) for task in range(1, 9)]
-    # Freed one after the other, all that lies free goes back once it is more than the heap may
-    # keep at its top: more than 4, 8 or 16 MiB.
+    # Freed one after the other, all free memory is returned once it exceeds what the heap may
+    # retain at its top: more than 4, 8 or 16 MiB.
     assert growth(*blocks) == pytest.approx((4 * 8 + 2 * 12 + 20) / 3 * _MIB)
     twice = [(8 * _MIB, task, 9) for task in range(1, 9)]
     assert growth(*twice) == 2 * growth(*blocks)
 
 
-def test_what_outlives_the_step_does_not_count() -> None:
+def test_allocations_that_outlive_the_step_do_not_count() -> None:
     blocks = [(4 * _MIB, task, 9) for task in range(1, 9)]
     assert growth(*blocks, (64 * _MIB, -1, -1)) == growth(*blocks)
 
@@ -57,7 +57,7 @@ def after(before: Graph, graph: Graph) -> Graph:
     return found.graph
 
 
-def test_page_faults_go_with_the_growth() -> None:
+def test_page_faults_scale_with_the_growth() -> None:
     blocks = [(4 * _MIB, task, 9) for task in range(1, 9)]
     before, half = with_memory(*blocks), with_memory(*blocks[:4])
     found = after(before, half)
@@ -68,7 +68,7 @@ def test_page_faults_go_with_the_growth() -> None:
     assert found.edits[-1].technique == PAGE_FAULTS
 
 
-def test_the_same_memory_and_none_recorded_change_nothing() -> None:
+def test_equal_or_unrecorded_memory_changes_nothing() -> None:
     before = with_memory(*[(4 * _MIB, task, 9) for task in range(1, 9)])
     assert after(before, before) is before
     without = replace(before, memory=Allocations.none())
@@ -77,7 +77,7 @@ def test_the_same_memory_and_none_recorded_change_nothing() -> None:
     assert after(plain, plain) is plain
 
 
-def test_page_faults_that_were_repeated_are_shared_out_again() -> None:
+def test_repeated_page_faults_are_distributed_again() -> None:
     blocks = [(4 * _MIB, task, 9) for task in range(1, 9)]
     before = with_memory(*blocks)
     tasks = before.tasks.take(np.append(np.arange(len(before)), len(before) - 1))

@@ -1,4 +1,4 @@
-"""A timeline as Chrome JSON: valid, complete, and read back by our own importer."""
+"""Timelines as Chrome JSON: valid, complete, and readable by our importer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_tasks_become_slices_of_their_lanes() -> None:
     assert names["process_name", None] == "rank 0"
 
 
-def test_slices_say_where_they_come_from() -> None:
+def test_slices_show_their_origin() -> None:
     found = traced(op("aten::mm", 0, 20), launch(5, 5, 1), kernel("k", 12, 100, 1))
     trace = to_perfetto(replay(found))
     taken = next(event for event in _of_phase(trace, "X") if event["name"] == "k")
@@ -47,7 +47,7 @@ def test_slices_say_where_they_come_from() -> None:
     assert taken["args"]["slack_us"] == 0
 
 
-def test_dependencies_are_arrows_from_slice_to_slice() -> None:
+def test_dependencies_are_arrows_between_slices() -> None:
     trace = to_perfetto(replay(graph_of([(0, 1000, 0), (1, 3000, 0)], [(0, 1, 500)])))
     (start,), (finish,) = _of_phase(trace, "s"), _of_phase(trace, "f")
     assert start["id"] == finish["id"]
@@ -61,7 +61,7 @@ def test_busy_lanes_are_counted() -> None:
 
 
 @given(graphs())
-def test_what_is_written_is_json_with_every_task(graph: Graph) -> None:
+def test_the_output_is_json_with_every_task(graph: Graph) -> None:
     line = replay(graph)
     trace = json.loads(json.dumps(to_perfetto(line), allow_nan=False))
     slices = _of_phase(trace, "X")

@@ -1,4 +1,4 @@
-"""One step on many ranks: equal ones are as fast as one, unequal ones wait for the slowest."""
+"""One step on many ranks: equal ranks are as fast as one, others wait for the slowest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_one_rank_is_the_graph_itself(step: Graph) -> None:
     assert single == replace(plain, edits=single.edits, meta=single.meta)
 
 
-def test_equal_ranks_take_as_long_as_one_and_all_alike(step: Graph) -> None:
+def test_equal_ranks_take_as_long_as_one(step: Graph) -> None:
     four = replicate(step, 4)
     assert len(four) == 4 * len(step)
     assert len(four.exchanges) == 4 * len(step.exchanges)
@@ -36,12 +36,12 @@ def test_equal_ranks_take_as_long_as_one_and_all_alike(step: Graph) -> None:
     np.testing.assert_array_equal(timeline.end_ns, np.tile(alone.end_ns, 4))
     assert timeline.peak_bytes == alone.peak_bytes
     assert (four.tasks.rank == np.repeat(np.arange(4), len(step))).all()
-    # Nobody's tensors are anybody else's.
+    # Ranks share no tensors.
     storages = [set(part[part >= 0].tolist()) for part in np.split(four.operands, 4)]
     assert not set.intersection(*storages)
 
 
-def test_what_talks_to_nobody_goes_on_by_itself() -> None:
+def test_independent_lanes_continue_without_waiting() -> None:
     plain = graph_of("mlp")
     two = replicate(plain, 2)
     assert two.samples == 2 * plain.samples
@@ -72,8 +72,8 @@ def test_every_exchange_begins_when_the_last_rank_is_ready(step: Graph) -> None:
     assert (four.edges.kind[across] == Dependency.COMMUNICATION).all()
 
 
-def test_a_step_waits_for_the_slowest_and_so_does_the_closed_form() -> None:
-    """What `ddp:jitter` adds is the mean over many draws of what the slowest of them adds."""
+def test_a_step_waits_for_the_slowest_as_in_the_closed_form() -> None:
+    """`ddp:jitter` adds the mean, over many draws, of the delay of the slowest rank."""
     jitter = 0.05
     fast, noted = (
         shared(graph_of("transformer"), FAST, f"ddp:4,bucket_mb=0.004{more}")
@@ -85,7 +85,7 @@ def test_a_step_waits_for_the_slowest_and_so_does_the_closed_form() -> None:
     assert np.mean(steps) - equal == pytest.approx(replay(noted).step_ns - equal, rel=0.2)
 
 
-def test_pace_is_drawn_from_the_seed_and_leaves_links_as_they_are(step: Graph) -> None:
+def test_pace_depends_on_the_seed_and_not_on_links(step: Graph) -> None:
     first, again, other = (replicate(step, 4, jitter=0.1, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
@@ -107,6 +107,8 @@ def test_replicas_can_be_saved(step: Graph, tmp_path: Path) -> None:
     [(0, 0.0, "0 ranks"), (3, 0.0, "3 ranks for a step of 4"), (4, 1.0, "not between"),
      (4, float("nan"), "not between")],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(step: Graph, ranks: int, jitter: float, message: str) -> None:
+def test_invalid_replications_are_refused(
+    step: Graph, ranks: int, jitter: float, message: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         replicate(step, ranks, jitter=jitter)

@@ -1,4 +1,4 @@
-"""Calls at a number of samples that was never run, from two that were."""
+"""Calls with a number of samples that never ran, from two that did."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ samples = st.integers(1, 512)
 
 
 @given(samples, samples, samples, st.integers(0, 64), st.integers(0, 64))
-def test_numbers_that_are_linear_in_the_samples_are_exact(
+def test_integers_linear_in_the_samples_are_exact(
     recorded: int, other: int, target: int, fixed: int, each: int
 ) -> None:
     if recorded == other:
@@ -30,13 +30,13 @@ def test_numbers_that_are_linear_in_the_samples_are_exact(
 
 
 @given(st.integers(2, 64), st.integers(1, 128), st.integers(1, 9))
-def test_numbers_that_go_with_the_square_are_exact(half: int, target: int, each: int) -> None:
+def test_integers_quadratic_in_the_samples_are_exact(half: int, target: int, each: int) -> None:
     recorded = 2 * half
     found = Resize(recorded, half, target).number(each * recorded**2, each * half**2)
     assert found == each * target**2
 
 
-def test_what_does_not_depend_on_the_batch_stays_though_it_is_as_wide() -> None:
+def test_integers_equal_to_the_batch_by_coincidence_stay() -> None:
     resize = Resize(32, 16, 64)
     square = TensorSpec("float32", (32, 32), (32, 1))
     assert resize.tensor(square, TensorSpec("float32", (16, 32), (32, 1))).shape == (64, 32)
@@ -46,7 +46,7 @@ def test_what_does_not_depend_on_the_batch_stays_though_it_is_as_wide() -> None:
     assert resize.tensor(square, square) == square
 
 
-def test_every_number_of_a_call_follows_and_nothing_else_does() -> None:
+def test_exactly_the_batch_dependent_integers_change() -> None:
     schema = "aten::made_up(Tensor[] a, int[] b, int c, float d, bool e, str f) -> Tensor"
 
     def call(n: int) -> Call:
@@ -61,7 +61,7 @@ def test_every_number_of_a_call_follows_and_nothing_else_does() -> None:
     )
 
 
-def test_a_call_that_does_not_change_is_the_same_object() -> None:
+def test_an_unchanged_call_is_the_same_object() -> None:
     call = Call(RELU, (TensorSpec("float32", (2, 3), (3, 1)),))
     assert Resize(4, 2, 8).call(call, Call(RELU, call.arguments)) is call
 
@@ -76,12 +76,12 @@ def test_a_call_that_does_not_change_is_the_same_object() -> None:
         Call(RELU, ()),
     ],
 )
-def test_forms_that_differ_in_more_than_numbers_tell_nothing(other: Call) -> None:
+def test_forms_that_differ_in_more_than_integers_are_rejected(other: Call) -> None:
     call = Call(RELU, (TensorSpec("float32", (4, 3), (3, 1)),))
     assert Resize(4, 2, 8).call(call, other) is None
 
 
 def test_an_extent_does_not_become_negative() -> None:
-    # One fewer than the samples, as of differences between neighbours.
+    # One fewer than the samples, as in differences between neighbours.
     assert Resize(8, 4, 1).number(7, 3) == 1
     assert Resize(8, 4, 16).number(-1, -1) == -1

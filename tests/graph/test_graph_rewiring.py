@@ -1,4 +1,4 @@
-"""Other operands for a task: aliases stay, and memory lives as long as it is used."""
+"""Changed operands of tasks: aliases stay, and memory lives as long as it is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MICRO = Provenance.MICROBENCHMARK
 
 
 def step(*tasks: tuple[Call, Sequence[int]], memory: Sequence[tuple[int, int, int]]) -> Graph:
-    """Tasks with their storages; of each allocation its storage, producer and release."""
+    """Return tasks with their storages, and allocations as (storage, producer, release)."""
     calls = tuple(dict.fromkeys(call for call, _ in tasks))
     graph = graph_of([(0, 10, 1)] * len(tasks))
     made = replace(
@@ -45,32 +45,32 @@ def step(*tasks: tuple[Call, Sequence[int]], memory: Sequence[tuple[int, int, in
 
 
 def lives(graph: Graph) -> list[tuple[int, int, int]]:
-    """Of each allocation its storage, producer and release."""
+    """Return the storage, producer and release of each allocation."""
     memory = graph.memory
     columns = (memory.storage, memory.producer, memory.release)
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def chain() -> Graph:
-    """0 reads the batch (storage 9) and makes 0; 1 makes 1 of it; 2 makes 2; 3 makes 3."""
+    """0 reads the batch (storage 9) and makes 0; 1 makes 1 from it; 2 makes 2; 3 makes 3."""
     return step(
         (SINE, (9, 0)), (SINE, (0, 1)), (SINE, (1, 2)), (SINE, (2, 3)),
         memory=[(9, -1, -1), (0, 0, 1), (1, 1, 2), (2, 2, 3), (3, 3, -1)],
     )  # fmt: skip
 
 
-def test_what_is_read_later_lives_longer() -> None:
+def test_a_later_reader_extends_a_lifetime() -> None:
     edit = Editor(chain(), "read")
     edit.set_operands(3, [0])
     edited = edit.apply("the last task reads the first one's result")
     assert edited.storages(3).tolist() == [0, 3]
-    # Nobody reads storage 2 any more: it goes when its maker is done.
+    # Storage 2 has no reader any more: it is freed after its producer.
     assert lives(edited) == [(0, 0, 3), (1, 1, 2), (2, 2, 2), (3, 3, -1), (9, -1, -1)]
     plain, longer = find_peak(replay(chain())), find_peak(replay(edited))
     assert longer.nbytes == plain.nbytes + SPEC.nbytes
 
 
-def test_a_removed_task_hands_its_result_to_who_makes_it_now() -> None:
+def test_a_removed_task_passes_its_result_to_the_new_producer() -> None:
     edit = Editor(chain(), "fold")
     edit.set_operands(1, [0], [2])
     edit.remove(2)
@@ -89,7 +89,7 @@ def test_an_output_in_a_new_storage_is_allocated() -> None:
     assert replay(edited).peak_bytes == replay(chain()).peak_bytes
 
 
-def test_a_reader_that_is_left_behind_is_named() -> None:
+def test_a_forgotten_reader_is_named() -> None:
     edit = Editor(chain(), "rename")
     edit.set_operands(1, [0], [20])
     with pytest.raises(GraphError, match=r"\btask 2\b.*\bstorage 1\b"):
@@ -104,20 +104,20 @@ def in_place() -> Graph:
 
 
 @pytest.mark.parametrize("task", [2, 3], ids=["in place", "view"])
-def test_an_output_stays_in_the_input_it_lies_in(task: int) -> None:
+def test_an_output_stays_in_its_input_if_it_aliases_it(task: int) -> None:
     edit = Editor(in_place(), "other")
     edit.set_operands(task, [1])
     assert edit.apply("of the other").storages(task).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("task", [2, 3], ids=["in place", "view"])
-def test_an_alias_that_would_be_parted_is_an_error_that_names_it(task: int) -> None:
+def test_an_alias_that_would_be_split_is_an_error_that_names_it(task: int) -> None:
     edit = Editor(in_place(), "part")
     with pytest.raises(GraphError, match=rf"\boutput 0\b.*\btask {task}\b.*\binput 0\b"):
         edit.set_operands(task, [1], [7])
 
 
-def test_a_call_out_of_place_parts_them() -> None:
+def test_an_out_of_place_call_splits_them() -> None:
     edit = Editor(in_place(), "functional")
     edit.set_duration(2, 10.0, MICRO, call=PLAIN)
     edit.set_operands(2, [0], [7])
@@ -128,7 +128,7 @@ def test_a_call_out_of_place_parts_them() -> None:
     assert lives(edited) == [(0, 0, 2), (1, 1, 4), (2, 4, -1), (7, 2, 4), (9, -1, -1)]
 
 
-def test_a_call_in_place_joins_them_by_itself() -> None:
+def test_an_in_place_call_joins_them_automatically() -> None:
     edit = Editor(chain(), "in place")
     edit.set_duration(1, 10.0, MICRO, call=IN_PLACE)
     edit.set_operands(1, [0])
@@ -138,13 +138,13 @@ def test_a_call_in_place_joins_them_by_itself() -> None:
     assert lives(edited) == [(0, 0, 2), (2, 2, 3), (3, 3, -1), (9, -1, -1)]
 
 
-def test_a_new_tensor_does_not_come_to_lie_in_an_input() -> None:
+def test_a_new_tensor_is_not_placed_in_an_input() -> None:
     edit = Editor(chain(), "clash")
     with pytest.raises(GraphError, match=r"\bstorage 0\b.*\binput 0\b"):
         edit.set_operands(1, [0], [0])
 
 
-def test_there_is_one_storage_for_every_tensor() -> None:
+def test_every_tensor_has_one_storage() -> None:
     edit = Editor(chain(), "few")
     with pytest.raises(GraphError, match=r"\b0 storages\b.*\b1 inputs\b.*aten::sin"):
         edit.set_operands(1, [])
@@ -154,7 +154,7 @@ def test_there_is_one_storage_for_every_tensor() -> None:
         Editor(graph_of([(0, 1, 0)]), "none").set_operands(0, [])
 
 
-def test_what_an_edit_says_itself_of_a_lifetime_wins() -> None:
+def test_an_explicit_lifetime_of_an_edit_wins() -> None:
     edit = Editor(chain(), "keep")
     edit.set_operands(3, [0])
     edit.release_after(1, 2)

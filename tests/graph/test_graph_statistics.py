@@ -1,4 +1,4 @@
-"""`Statistics` in files: round trips, what contradicts itself, what is no statistic at all."""
+"""`Statistics` in files: round trips, contradictions, and invalid content."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_graph_is_checked_with_its_statistics() -> None:
         a_graph(replace(FOUND, grads=(replace(noise, zeros=1.5),))).check()
 
 
-def test_a_file_from_before_there_were_statistics_has_none(tmp_path: Path) -> None:
+def test_a_file_from_before_statistics_has_none(tmp_path: Path) -> None:
     path = tmp_path / "run.slipgraph"
     save(a_graph(), path)
     _rewrite(path, lambda meta: meta.pop("statistics"))
@@ -80,7 +80,9 @@ def test_a_file_from_before_there_were_statistics_has_none(tmp_path: Path) -> No
         ("grads", "variance", "none"), ("grads", "norm", 10**400), ("sparsity", "inputs", -0.5),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_an_error(part: str, key: str, value: Any, tmp_path: Path) -> None:
+def test_contradictory_statistics_are_an_error(
+    part: str, key: str, value: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "run.slipgraph"
     save(a_graph(), path)
 
@@ -93,7 +95,7 @@ def test_what_cannot_be_is_an_error(part: str, key: str, value: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("found", [7, "text", ["ids"], {"recorded": ["ids"]}, {"ids": 3}])
-def test_what_is_no_statistics_is_an_error(found: Any, tmp_path: Path) -> None:
+def test_invalid_statistics_are_an_error(found: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.slipgraph"
     save(a_graph(), path)
     _rewrite(path, lambda meta: meta.update(statistics=found))
@@ -101,7 +103,7 @@ def test_what_is_no_statistics_is_an_error(found: Any, tmp_path: Path) -> None:
         load(path)
 
 
-def test_edits_leave_them_as_they_are() -> None:
+def test_edits_leave_them_unchanged() -> None:
     from slipstream.graph import Editor
     from slipstream.provenance import Provenance
 

@@ -1,4 +1,4 @@
-"""Replay: the timeline of a graph against sums and timelines worked out by hand."""
+"""Replay: the timeline of a graph against sums and timelines by hand."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from small_graphs import graph_of, graphs
 
 @given(graphs(most_lanes=1))
 def test_one_lane_takes_the_sum_of_durations_and_gaps(graph: Graph) -> None:
-    # A delay could hold the lane up.
+    # A delay could hold up the lane.
     graph = replace(graph, edges=Edges.none())
     total = graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum()
     assert replay(graph).step_ns == pytest.approx(total, abs=RESOLUTION_NS * 2 * len(graph))
 
 
-def test_two_lanes_with_edges_as_worked_out_by_hand() -> None:
+def test_two_lanes_with_edges_match_a_timeline_by_hand() -> None:
     # lane 0:  a 0-10, gap 2, c 12-17      lane 1:  b waits for a: 10-30, then e waits for c
     graph = graph_of([(0, 10, 2), (1, 20, 0), (0, 5, 0), (1, 4, 0)], [(0, 1), (2, 3)])
     line = replay(graph)

@@ -1,4 +1,4 @@
-"""Who uses a storage, and which allocation has its number when."""
+"""Users of a storage, and the allocation that its number refers to at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TASKS, _STORAGES, _ALLOCATIONS = 30, 5, 40
 
 
 def _drawn(seed: int) -> Graph:
-    """Tasks with any storages, and allocations of any lifetimes."""
+    """Return tasks with arbitrary storages, and allocations of arbitrary lifetimes."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 4, _TASKS)
     producer = rng.integers(-1, _TASKS, _ALLOCATIONS)
@@ -41,7 +41,7 @@ def _drawn(seed: int) -> Graph:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_first_allocation_that_covers_a_task_has_the_number(seed: int) -> None:
+def test_a_number_refers_to_the_first_allocation_that_covers_the_task(seed: int) -> None:
     graph = _drawn(seed)
     memory = graph.memory
     storages, tasks = np.divmod(np.arange(_STORAGES * _TASKS), _TASKS)
@@ -54,7 +54,7 @@ def test_the_first_allocation_that_covers_a_task_has_the_number(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_uses_are_the_tasks_with_that_operand_each_once(seed: int) -> None:
+def test_uses_are_the_distinct_tasks_with_that_operand(seed: int) -> None:
     graph = _drawn(seed)
     uses = uses_of(graph)
     for first, last in ((0, _TASKS), (7, 19), (19, 7)):
@@ -67,7 +67,7 @@ def test_uses_are_the_tasks_with_that_operand_each_once(seed: int) -> None:
             assert uses.task[spans.place[spans.asker == asker]].tolist() == expected
 
 
-def test_uses_by_some_tasks_are_told_apart() -> None:
+def test_uses_by_some_tasks_are_distinguished() -> None:
     graph = _drawn(0)
     uses = uses_of(graph)
     chosen = np.flatnonzero(uses.task % 3 == 0)
@@ -75,13 +75,13 @@ def test_uses_by_some_tasks_are_told_apart() -> None:
     assert np.flatnonzero(found).tolist() == chosen.tolist()
 
 
-def test_numbers_are_distinct_in_the_order_in_which_they_come_first() -> None:
+def test_numbers_are_distinct_in_order_of_first_use() -> None:
     drawn = np.random.default_rng(0).integers(0, 50, 200)
     assert distinct(drawn, 60).tolist() == list(dict.fromkeys(drawn.tolist()))
     assert len(distinct(drawn[:0], 60)) == 0
 
 
-def test_what_is_kept_of_a_graph_is_not_that_of_a_changed_copy() -> None:
+def test_cached_results_of_a_graph_do_not_apply_to_a_changed_copy() -> None:
     calls = []
 
     @kept
@@ -95,7 +95,7 @@ def test_what_is_kept_of_a_graph_is_not_that_of_a_changed_copy() -> None:
     assert calls == [1, 2, 1]
 
 
-def test_many_durations_are_refused_when_one_cannot_be() -> None:
+def test_many_durations_are_refused_if_one_is_invalid() -> None:
     edit = Editor(_drawn(0), "by hand")
     with pytest.raises(GraphError, match="task 4 cannot take -1"):
         edit.set_duration(np.array([3, 4]), [1.0, -1.0], Provenance.USER)
@@ -103,7 +103,7 @@ def test_many_durations_are_refused_when_one_cannot_be() -> None:
         edit.remove(np.array([3, _TASKS]))
 
 
-def test_many_insertions_stand_where_each_was_put() -> None:
+def test_many_insertions_keep_their_positions() -> None:
     edit = Editor(_drawn(0), "by hand")
     handles = edit.insert_all(
         np.array([5, 5, 2, 5]), "new", [1.0, 2.0, 3.0, 4.0], Provenance.USER,

@@ -1,4 +1,4 @@
-"""A task with what its codes stand for, and what a call costs where that is and is not known."""
+"""Tasks with decoded columns, and the cost of known and unknown calls."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MICRO = Provenance.MICROBENCHMARK
 
 
 class Table:
-    """Knows the sine alone."""
+    """Knows only the sine."""
 
     def lookup(self, call: Call) -> Answer | None:
         return Answer(100.0, 0.1, MICRO) if call.name == "aten::sin" else None
 
 
-def test_a_view_says_what_the_columns_say() -> None:
+def test_a_view_matches_the_columns() -> None:
     graph = captured("mlp")
     tasks = graph.tasks
     for number in range(len(graph)):
@@ -61,19 +61,19 @@ def test_a_view_says_what_the_columns_say() -> None:
     assert graph.texts("name", chosen) == [graph.task(int(t)).name for t in chosen]
 
 
-def test_a_call_that_is_not_known_is_an_error_that_names_the_task() -> None:
+def test_an_unknown_call_is_an_error_that_names_the_task() -> None:
     graph = graph_of([(0, 1, 0)])
     assert graph.task(0).call is None
     with pytest.raises(GraphError, match=r"arguments of task 0 \(task 0\)"):
         calls_of(graph, [0])
 
 
-def test_a_known_call_costs_its_benchmark_at_the_steps_pace() -> None:
+def test_a_known_call_costs_its_benchmark_at_the_pace_of_the_step() -> None:
     assert price(Table(), SINE, 7.0, pace=1.5) == Price(150.0, 0.1, MICRO)
     assert price(Table(), [SINE, SINE], 7.0) == Price(200.0, 0.1, MICRO)
 
 
-def test_what_is_not_known_is_assumed() -> None:
+def test_an_unknown_call_has_an_assumed_cost() -> None:
     assert price(Table(), COSINE, 7.0, pace=3.0) == Price(7.0, UNKNOWN_SPREAD, Provenance.ASSUMED)
     several = price(Table(), [SINE, COSINE], 7.0, spread=1.0)
     assert several == Price(7.0, 1.0, Provenance.ASSUMED)
