@@ -1,4 +1,4 @@
-"""What tests of live analyses share: one warm process, and a small workload to edit."""
+"""Fixtures of live analyses: one warm process, and a small workload to edit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.live.queue import warm_server
 
 @pytest.fixture(scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Micro-benchmarks of these tests go into a cache of theirs."""
+    """Store micro-benchmarks of these tests in a separate cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -23,7 +23,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(own_cache: None) -> Iterator[ForkServer]:
-    """The warm process that all analyses of these tests are forked from."""
+    """Return the warm process from which all analyses of these tests are forked."""
     forking = warm_server({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
     assert forking is not None
     forking.warm_up()
@@ -33,7 +33,7 @@ def server(own_cache: None) -> Iterator[ForkServer]:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Path:
-    """``train.py`` with `make_workload`, in a folder of its own."""
+    """Write ``train.py`` with `make_workload` to a separate folder."""
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     return path
@@ -44,7 +44,7 @@ Start = Callable[..., Analyst]
 
 @pytest.fixture
 def analyst_of(server: ForkServer) -> Iterator[Start]:
-    """Makes analysts that record briefly, simulate nothing, and are closed at the end."""
+    """Create analysts that record briefly and simulate nothing; close them at the end."""
     made: list[Analyst] = []
 
     def make(path: Path, **settings: object) -> Analyst:

@@ -1,4 +1,4 @@
-"""A language client for tests: pygls' own, with what an editor does on top of it."""
+"""A language client for tests: pygls' client plus the behaviour of an editor."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
 T = TypeVar("T")
-# Only there to end what hangs.
+# Only a limit for hanging tests.
 PATIENCE_S = 300.0
-# Enough to see a recording; what follows it is another test's.
+# Enough to get a recording; later states are covered elsewhere.
 BRIEFLY = ("--threads", "1", "--steps", "1", "--no-what-if", "--no-batches")
 
 
 class Editor:
-    """An editor with one open file: it keeps the text, applies edits, and remembers messages."""
+    """An editor with one open file: it stores the text, applies edits, and collects messages."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,11 +80,11 @@ class Editor:
 
     @property
     def marks(self) -> list[types.Diagnostic]:
-        """The diagnostics of the open file."""
+        """Return the diagnostics of the open file."""
         return self.diagnostics.get(self.uri, [])
 
     async def until(self, ready: Callable[[], bool]) -> None:
-        """Wait until something that the server says makes `ready`."""
+        """Wait until messages of the server make `ready` true."""
         async with self._changed:
             await asyncio.wait_for(self._changed.wait_for(ready), PATIENCE_S)
 
@@ -125,7 +125,7 @@ class Editor:
         self.client.text_document_did_open(types.DidOpenTextDocumentParams(item))
 
     def type(self, where: types.Range, text: str) -> None:
-        """Replace a range, counted in UTF-16, as an editor does when somebody types."""
+        """Replace a range, counted in UTF-16, as an editor does on typing."""
         begin, end = offset(self.text, where.start), offset(self.text, where.end)
         self.text = self.text[:begin] + text + self.text[end:]
         self.version += 1
@@ -137,7 +137,7 @@ class Editor:
         )
 
     def save(self) -> None:
-        """Write the file, and say so."""
+        """Write the file, and notify the server."""
         self.path.write_bytes(self.text.encode())
         self.client.text_document_did_save(
             types.DidSaveTextDocumentParams(types.TextDocumentIdentifier(self.uri))
@@ -148,7 +148,7 @@ class Editor:
         return types.TextDocumentIdentifier(self.uri)
 
     async def lenses(self) -> dict[int, list[str]]:
-        """Titles by line."""
+        """Return titles by line."""
         found = await self.client.text_document_code_lens_async(types.CodeLensParams(self.document))
         titles: dict[int, list[str]] = {}
         for lens in found or ():
@@ -157,7 +157,7 @@ class Editor:
         return titles
 
     async def hints(self) -> dict[int, types.InlayHint]:
-        """By line."""
+        """Return hints by line."""
         whole = types.Range(types.Position(0, 0), types.Position(10_000, 0))
         found = await self.client.text_document_inlay_hint_async(
             types.InlayHintParams(self.document, whole)
@@ -197,14 +197,14 @@ class Editor:
         return state
 
     async def leave(self) -> None:
-        """End the server as an editor does."""
+        """Shut the server down as an editor does."""
         await asyncio.wait_for(self.client.shutdown_async(None), PATIENCE_S)
         self.client.exit(None)
         await asyncio.wait_for(self.client.stop(), PATIENCE_S)
 
 
 class Session:
-    """An editor and its event loop; everything in the test's own thread."""
+    """An editor and its event loop, in the thread of the test."""
 
     def __init__(self, path: Path, text: str) -> None:
         path.write_bytes(textwrap.dedent(text).lstrip().encode())
@@ -213,7 +213,7 @@ class Session:
         self.editor = Editor(path)
 
     def do(self, what: Coroutine[Any, Any, T]) -> T:
-        """Let the loop run until it is done."""
+        """Run the loop until it is done."""
         return self.loop.run_until_complete(asyncio.wait_for(what, PATIENCE_S))
 
     def line(self, text: str) -> int:
@@ -227,7 +227,7 @@ class Session:
 
 
 def started(path: Path, text: str, *arguments: str, function: str = "make_workload") -> Session:
-    """A server that analyses `function` of a file with this text, which is open."""
+    """Return a server that analyses `function` of an open file with this text."""
     session = Session(path, text)
     session.do(session.editor.start(f"{path}:{function}", *BRIEFLY, *arguments))
     session.editor.open()
@@ -235,7 +235,7 @@ def started(path: Path, text: str, *arguments: str, function: str = "make_worklo
 
 
 def offset(text: str, position: types.Position) -> int:
-    """Characters before a position that is counted in lines and units of UTF-16."""
+    """Return the number of characters before a position in lines and UTF-16 units."""
     begin = 0
     for _ in range(position.line):
         begin = min(
@@ -247,7 +247,7 @@ def offset(text: str, position: types.Position) -> int:
 
 
 def _as_action(found: types.Command | types.CodeAction) -> types.CodeAction:
-    """pygls' client takes every action with a command for the command itself."""
+    """pygls' client takes any action with a command for the command itself."""
     if isinstance(found, types.CodeAction):
         return found
     return types.CodeAction(

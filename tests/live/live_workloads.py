@@ -1,4 +1,4 @@
-"""A small workload to edit, and how long at most anything may take."""
+"""A small workload to edit, and time limits."""
 
 TRAIN = """\
 import torch
@@ -22,5 +22,5 @@ def make_workload(batch_size=16, width=32):  # samples
     batch = torch.randn(batch_size, 8), torch.randn(batch_size, 1)
     return model, batch, nn.functional.mse_loss, optimizer
 """
-# Only there to end what hangs.
+# Only a limit for hanging tests.
 LIMIT_S = 300.0

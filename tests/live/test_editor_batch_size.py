@@ -1,4 +1,4 @@
-"""Edits of the batch size in a text: one token differs, or a reason why there is no edit."""
+"""Edits of the batch size: one token differs, or there is a reason for no edit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_exactly_one_token_differs(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", _UNSURE)
-def test_what_is_not_certain_is_read_only_with_the_reason(case: str, tmp_path: Path) -> None:
+def test_uncertain_sizes_are_read_only_with_the_reason(case: str, tmp_path: Path) -> None:
     text, reason = _UNSURE[case]
     target = workload(tmp_path / "train.py", text)
     with pytest.raises(SlipstreamError, match=reason):
@@ -73,7 +73,7 @@ def test_what_is_not_certain_is_read_only_with_the_reason(case: str, tmp_path: P
 
 
 @pytest.mark.parametrize("family", ["skyline", "deepview"])
-def test_the_input_provider_says_the_size(family: str, tmp_path: Path) -> None:
+def test_the_input_provider_sets_the_size(family: str, tmp_path: Path) -> None:
     text = (
         f"def {family}_model_provider():\n    return None\n\n\n"
         f"def {family}_input_provider(batch_size=32):\n    return (None,)\n\n\n"
@@ -86,13 +86,13 @@ def test_the_input_provider_says_the_size(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", [0, -3, 10**9])
-def test_no_number_of_samples_is_refused(samples: int, tmp_path: Path) -> None:
+def test_an_invalid_number_of_samples_is_refused(samples: int, tmp_path: Path) -> None:
     text = _SURE["default"]
     with pytest.raises(InvalidArgumentError, match="batch_size"):
         with_batch_size(text, workload(tmp_path / "train.py", text), samples)
 
 
-def test_a_technique_is_written_into_the_text_that_is_open(tmp_path: Path) -> None:
+def test_a_technique_is_written_into_the_open_text(tmp_path: Path) -> None:
     saved = (
         "import torch\n\n\ndef make_workload():\n    model = torch.nn.Linear(2, 2)\n"
         "    optimizer = torch.optim.Adam(model.parameters())\n"
@@ -104,7 +104,7 @@ def test_a_technique_is_written_into_the_text_that_is_open(tmp_path: Path) -> No
     assert edited.after == typed.replace("parameters())", "parameters(), fused=True)")
 
 
-def test_a_technique_that_is_there_is_refused(tmp_path: Path) -> None:
+def test_a_technique_already_in_use_is_refused(tmp_path: Path) -> None:
     text = (
         "import torch\n\n\ndef make_workload():\n    model = torch.nn.Linear(2, 2)\n"
         "    optimizer = torch.optim.Adam(model.parameters(), fused=True)\n"

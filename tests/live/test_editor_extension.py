@@ -1,4 +1,4 @@
-"""The extension for VS Code speaks of what the server has, and carries nothing it should not."""
+"""The VS Code extension uses commands that the server has, and contains no foreign files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.live.editor import make_server
 FOLDER = Path(__file__).parents[2] / "editors" / "vscode"
 
 
-def test_it_asks_for_commands_that_the_server_has() -> None:
+def test_it_uses_commands_that_the_server_has() -> None:
     def none(target: str) -> None:
         raise AssertionError(target)
 
@@ -35,6 +35,6 @@ def test_the_lock_names_no_registry() -> None:
     assert lock["packages"][""]["devDependencies"] == package["devDependencies"]
 
 
-def test_it_runs_nothing_where_the_workspace_is_not_trusted() -> None:
+def test_it_runs_nothing_in_an_untrusted_workspace() -> None:
     package = json.loads((FOLDER / "package.json").read_text())
     assert package["capabilities"]["untrustedWorkspaces"]["supported"] is False

@@ -1,4 +1,4 @@
-"""Faults while somebody edits: each is a mark at the right line or an answer, and no half edit."""
+"""Faults during editing give a diagnostic at the right line or an answer, and no partial edit."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _LOOPS = "        while True: __import__('time').sleep(0.1)\n        return self
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """A server that has begun to analyse; edits need nothing of what it finds."""
+    """A server whose analysis has started; edits need none of its results."""
     folder = tmp_path_factory.mktemp("faults")
-    # As the client that VS Code's extensions share starts it.
+    # As started by the client that VS Code extensions share.
     found = started(folder / "train.py", TRAIN, "--timeout", "10s", "--stdio")
     yield found
     found.end()
@@ -62,7 +62,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     ],
     ids=["no provider", "its arguments", "what it returns", "exception", "endless loop"],
 )
-def test_a_fault_of_the_users_is_marked_at_its_line(
+def test_a_user_error_is_marked_at_its_line(
     session: Session, tmp_path: Path, text: str, says: str, at: str
 ) -> None:
     path = tmp_path / "other.py"
@@ -77,7 +77,7 @@ def test_a_fault_of_the_users_is_marked_at_its_line(
     assert mark.severity == types.DiagnosticSeverity.Error
 
 
-def test_typing_while_an_edit_is_made_wins(session: Session) -> None:
+def test_typing_during_an_edit_wins(session: Session) -> None:
     editor = session.editor
 
     async def both() -> None:
@@ -95,8 +95,8 @@ def test_typing_while_an_edit_is_made_wins(session: Session) -> None:
     editor.type(types.Range(types.Position(0, 0), types.Position(1, 0)), "")
 
 
-def test_a_file_that_changes_on_disk_meanwhile_is_the_editors_business(session: Session) -> None:
-    """The edit is of the text that is open; what somebody else wrote is not overwritten."""
+def test_a_file_that_changes_on_disk_meanwhile_is_left_to_the_editor(session: Session) -> None:
+    """The edit applies to the open text; concurrent changes on disk are not overwritten."""
     editor = session.editor
     before = editor.text
     elsewhere = before.replace("batch_size=16", "batch_size=99").encode()
@@ -109,7 +109,7 @@ def test_a_file_that_changes_on_disk_meanwhile_is_the_editors_business(session: 
     editor.save()
 
 
-def test_after_a_form_feed_edits_land_where_the_editor_says(session: Session) -> None:
+def test_edits_after_a_form_feed_are_at_the_editors_positions(session: Session) -> None:
     editor = session.editor
     before = editor.text
     top = types.Range(types.Position(0, 0), types.Position(0, 0))
@@ -127,7 +127,7 @@ def test_after_a_form_feed_edits_land_where_the_editor_says(session: Session) ->
 
 
 def test_two_names_of_a_workload_are_one_analysis(session: Session) -> None:
-    """The line above a function names it in full, the command line as it was typed."""
+    """The lens above a function uses its full name, the command line the name as typed."""
     editor = session.editor
     assert session.do(editor.run("slipstream.analyse", f"{editor.path}:make_workload")) is True
     other = editor.path.parent / ".." / editor.path.parent.name / editor.path.name
@@ -138,7 +138,7 @@ def test_two_names_of_a_workload_are_one_analysis(session: Session) -> None:
 
 @dataclass
 class TcpServer:
-    """`slipstream lsp --tcp 0`, and a workload that leaves a mark when it is run."""
+    """`slipstream lsp --tcp 0`, and a workload that leaves a mark when it runs."""
 
     process: subprocess.Popen[str]
     port: int
@@ -177,7 +177,7 @@ def framed(body: bytes, *headers: bytes) -> bytes:
     return b"\r\n".join(lines)
 
 
-# As long as the server's own, which takes its place.
+# As long as the server's key, which it replaces.
 KEY, WORKLOAD = "K" * 32, "train.py:make_workload"
 ANALYSE = request("workspace/executeCommand", command="slipstream.analyse", arguments=[WORKLOAD])
 HTTP = (b"POST / HTTP/1.1", b"Host: 127.0.0.1", b"Origin: http://evil.example")
@@ -216,14 +216,14 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_who_has_no_key_is_refused_and_nothing_runs(tcp: TcpServer, name: str) -> None:
+def test_clients_without_the_key_are_refused_and_nothing_runs(tcp: TcpServer, name: str) -> None:
     sent = ATTACKS[name].replace(KEY.encode(), tcp.key.encode())
     answer = exchange(tcp.port, sent, then_close=name in ("half a message", "nothing"))
     assert answer == b"" or b'"error"' in answer
     assert not tcp.mark.exists()
 
 
-def test_silent_connections_keep_no_editor_out_and_a_second_editor_is_refused(
+def test_silent_connections_block_no_editor_and_a_second_editor_is_refused(
     tcp: TcpServer,
 ) -> None:
     silent = [socket.create_connection(("127.0.0.1", tcp.port)) for _ in range(70)]
@@ -244,7 +244,7 @@ def test_silent_connections_keep_no_editor_out_and_a_second_editor_is_refused(
 
 
 @pytest.mark.full
-def test_two_editors_with_servers_of_their_own_share_a_file(tmp_path: Path) -> None:
+def test_two_editors_with_separate_servers_share_a_file(tmp_path: Path) -> None:
     first = started(tmp_path / "train.py", TRAIN)
     second = Editor(first.editor.path)
     first.do(second.start(f"{second.path}:make_workload", *BRIEFLY))

@@ -1,4 +1,4 @@
-"""What is said beside a file's lines, of costs that are made up."""
+"""Notes at the lines of a file, from made-up costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_workload(batch_size=8):
 
 
 def costs(path: str, scale: float = 1.0) -> Costs:
-    """100 ms a step: 60 of them on line 3, 30 on line 7, 10 nowhere."""
+    """100 ms per step: 60 of them on line 3, 30 on line 7, 10 on none."""
     line = LineCost(
         path, 3, 20e6 * scale, 40e6 * scale, 0.0, 0.0, 3 << 20, 5, ("model.a",), "Block.forward",
         (("train.py:30", "train.py:40"),),
@@ -45,7 +45,7 @@ def costs(path: str, scale: float = 1.0) -> Costs:
     return Costs(40e6 + 60e6 * scale, 4 << 20, 8, (line, update), rest, 0.0, modules)
 
 
-def test_a_class_says_what_its_outermost_instances_cost() -> None:
+def test_a_class_has_the_cost_of_its_outermost_instances() -> None:
     notes = make_notes("/p/train.py", _TEXT, costs("/p/train.py"), History())
     titles = {note.line: note.title for note in notes.blocks}
     assert titles[0] == "60.0 % · 20.0 ms forward · 40.0 ms backward · 2.00 MiB · 2 instances"
@@ -54,7 +54,7 @@ def test_a_class_says_what_its_outermost_instances_cost() -> None:
     assert [note.line for note in notes.hints] == [2, 6]
 
 
-def test_hovering_shows_how_it_was_reached_and_how_it_became() -> None:
+def test_hovering_shows_callers_and_past_analyses() -> None:
     history = History()
     path = "/p/train.py"
     for scale in (1.0, 0.5, 2.0):
@@ -64,17 +64,17 @@ def test_hovering_shows_how_it_was_reached_and_how_it_became() -> None:
     assert "`▄▃█`" in hint.hover or "`▅▃█`" in hint.hover
 
 
-def test_another_file_and_broken_text_have_no_notes() -> None:
+def test_another_file_and_invalid_code_have_no_notes() -> None:
     assert make_notes("/p/other.py", _TEXT, costs("/p/train.py"), History()).blocks == ()
     assert make_notes("/p/train.py", "def (", costs("/p/train.py"), History()).blocks == ()
 
 
-def test_small_words() -> None:
+def test_formats_short_texts() -> None:
     assert summary(costs("")) == "100 ms per step · 8 samples · 80 samples/s · 4.00 MiB peak"
 
 
 class Known:
-    """An analyst whose analyses a test tells."""
+    """An analyst whose results the test sets."""
 
     def __init__(self, path: Path) -> None:
         self.workload = Workload(f"{path}:make_workload")
@@ -98,7 +98,7 @@ def prediction(technique: str, ratio: float, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_only_advice_that_pays_and_has_a_place_is_marked(tmp_path: Path) -> None:
+def test_only_useful_advice_with_a_line_is_marked(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\n" + _TEXT)
     analyst, heard = Known(path), []
@@ -121,7 +121,7 @@ def test_only_advice_that_pays_and_has_a_place_is_marked(tmp_path: Path) -> None
     assert len(heard) == 2
 
 
-def test_a_mark_offers_the_edit_of_the_text_that_it_was_made_for(tmp_path: Path) -> None:
+def test_a_mark_offers_an_edit_of_its_own_text_version(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(text := "import torch\n" + _TEXT)
     analyst = Known(path)
@@ -145,7 +145,7 @@ def test_a_mark_offers_the_edit_of_the_text_that_it_was_made_for(tmp_path: Path)
     assert actions(server, document, 7, 7) == [], "its line is another now"
 
 
-def test_notes_stay_and_are_marked_stale_while_a_newer_text_is_analysed(tmp_path: Path) -> None:
+def test_notes_stay_and_are_marked_stale_during_a_newer_analysis(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(_TEXT)
     analyst = Known(path)

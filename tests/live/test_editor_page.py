@@ -1,4 +1,4 @@
-"""The live page from an editor: served by the same process, and drawn inside another page."""
+"""The live page in an editor: served by the same process, in a frame of another page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Require = Callable[[str, bool, str], None]
 
 
 def test_the_page_of_the_open_file_is_drawn_in_a_frame(tmp_path: Path, require: Require) -> None:
-    """As an editor shows it: it is sent no cookie there, and has another page around it."""
+    """As in an editor: no cookies are sent there, and another page surrounds it."""
     reason = missing()
     require("chromium", reason is None, reason or "")
     session = started(tmp_path / "train.py", TRAIN)

@@ -60,7 +60,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 @pytest.fixture
 def editor(session: Session) -> Iterator[Editor]:
-    """With the text as it was, whatever a test does to it."""
+    """Restore the text after each test."""
     before = session.editor.text
     yield session.editor
     after = session.editor.text
@@ -99,7 +99,7 @@ def test_hovering_shows_the_parts(session: Session, editor: Editor) -> None:
     assert session.do(editor.hover(session.line("import torch"))) == ""
 
 
-def test_notes_move_with_their_lines_while_typing(session: Session, editor: Editor) -> None:
+def test_notes_move_with_their_lines_during_typing(session: Session, editor: Editor) -> None:
     before = session.line("torch.tanh")
     editor.type(types.Range(types.Position(0, 0), types.Position(0, 0)), "# \U0001f600\n")
     hints = session.do(editor.hints())
@@ -107,7 +107,7 @@ def test_notes_move_with_their_lines_while_typing(session: Session, editor: Edit
     assert before not in hints
 
 
-def test_a_line_that_is_changed_has_no_hint(session: Session, editor: Editor) -> None:
+def test_a_changed_line_has_no_hint(session: Session, editor: Editor) -> None:
     line = session.line("torch.tanh")
     editor.type(types.Range(types.Position(line, 0), types.Position(line, 4)), "\t\t")
     hints = session.do(editor.hints())
@@ -115,7 +115,7 @@ def test_a_line_that_is_changed_has_no_hint(session: Session, editor: Editor) ->
     assert session.line("optim.Adam") in hints
 
 
-def test_the_batch_size_is_edited_and_undone_to_the_byte(session: Session, editor: Editor) -> None:
+def test_a_batch_size_edit_is_undone_exactly(session: Session, editor: Editor) -> None:
     before = editor.text
     session.do(editor.run("slipstream.setBatchSize", editor.uri, 48, editor.version))
     assert editor.text == before.replace("batch_size: int = 32", "batch_size: int = 48")
@@ -124,7 +124,7 @@ def test_the_batch_size_is_edited_and_undone_to_the_byte(session: Session, edito
     assert editor.text.encode() == before.encode()
 
 
-def test_sizes_are_offered_where_the_size_is(session: Session, editor: Editor) -> None:
+def test_sizes_are_offered_at_the_line_of_the_size(session: Session, editor: Editor) -> None:
     actions = session.do(editor.actions(session.line("def make_workload")))
     assert [action.title for action in actions] == [
         "batch size 16",
@@ -137,7 +137,7 @@ def test_sizes_are_offered_where_the_size_is(session: Session, editor: Editor) -
     assert session.do(editor.actions(session.line("import torch"))) == []
 
 
-def test_a_technique_is_applied_to_what_is_typed(session: Session, editor: Editor) -> None:
+def test_a_technique_is_applied_to_unsaved_text(session: Session, editor: Editor) -> None:
     editor.type(types.Range(types.Position(0, 0), types.Position(0, 0)), "# \U0001f600 typed\n")
     before = editor.text
     session.do(editor.run("slipstream.apply", editor.uri, "fused_optimizer", editor.version))
@@ -164,7 +164,7 @@ def test_an_editor_may_refuse_an_edit(session: Session, editor: Editor) -> None:
     assert editor.text == before
 
 
-def test_undo_is_refused_when_something_else_was_typed(session: Session, editor: Editor) -> None:
+def test_undo_is_refused_after_further_typing(session: Session, editor: Editor) -> None:
     session.do(editor.run("slipstream.setBatchSize", editor.uri, 64))
     editor.type(types.Range(types.Position(0, 0), types.Position(0, 0)), "#\n")
     typed = editor.text
@@ -185,7 +185,7 @@ def test_undo_is_refused_when_something_else_was_typed(session: Session, editor:
         ("slipstream.setBatchSize", [], "Expected"),
     ],
 )
-def test_what_cannot_be_done_is_an_answer(
+def test_an_impossible_command_gets_an_answer(
     session: Session, editor: Editor, command: str, arguments: list[Any], reason: str
 ) -> None:
     before = editor.text
@@ -195,7 +195,7 @@ def test_what_cannot_be_done_is_an_answer(
 
 
 def test_a_cancelled_edit_is_not_made(session: Session, editor: Editor) -> None:
-    # Of a long text an edit takes longer than the word to cancel it.
+    # On a long text an edit takes longer than the cancellation.
     beginning = types.Position(0, 0)
     editor.type(types.Range(beginning, beginning), "numbers = [0, 1, 2]\n" * 1000)
     before, n_labels = editor.text, len(editor.labels)
@@ -215,7 +215,7 @@ def test_a_cancelled_edit_is_not_made(session: Session, editor: Editor) -> None:
     assert len(editor.labels) == n_labels
 
 
-def test_a_syntax_error_is_marked_while_typing_and_gone_again(
+def test_a_syntax_error_is_marked_during_typing_and_cleared(
     session: Session, editor: Editor
 ) -> None:
     line = session.line("class Net")
@@ -236,8 +236,8 @@ def test_a_syntax_error_is_marked_while_typing_and_gone_again(
     session.do(editor.until(lambda: not marks()))
 
 
-def test_errors_of_the_users_are_marked_at_their_lines(session: Session, editor: Editor) -> None:
-    """And what is mended is analysed again: the server stays up."""
+def test_user_errors_are_marked_at_their_lines(session: Session, editor: Editor) -> None:
+    """The corrected text is analysed again: the server stays up."""
     clean = editor.text
     line = session.line("x = block(x)")
     end = types.Range(types.Position(line, 0), types.Position(line, 0))
@@ -291,8 +291,8 @@ def test_an_endless_loop_and_a_missing_function_are_marked(tmp_path: Path) -> No
     session.end()
 
 
-def test_nothing_runs_until_it_is_asked_for(tmp_path: Path) -> None:
-    """A folder that somebody else wrote may be opened."""
+def test_nothing_runs_without_a_request(tmp_path: Path) -> None:
+    """A folder of unknown origin may be opened."""
     path = tmp_path / "train.py"
     session = Session(path, _TRAIN)
     editor = session.editor

@@ -1,4 +1,4 @@
-"""Lines, positions and edits as the language server protocol counts them."""
+"""Lines, positions and edits in the units of the language server protocol."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def changed(text: str, edits: list[tuple[int, int, str]]) -> str:
         ("a\x0cb\u2028c\x85\nd", ("a\x0cb\u2028c\x85\n", "d")),
     ],
 )
-def test_only_the_protocols_ends_end_a_line(text: str, lines: tuple[str, ...]) -> None:
+def test_only_line_endings_of_the_protocol_end_a_line(text: str, lines: tuple[str, ...]) -> None:
     assert lines_of(text) == lines
 
 
-def test_positions_count_units_of_utf16() -> None:
+def test_positions_count_utf16_units() -> None:
     text = "x = '\U0001f600'; batch = 32\r\ny = 1\r\n"
     doc = document(text)
     assert position_at(doc, text.index("32")) == types.Position(0, text.index("32") + 1)
@@ -43,15 +43,15 @@ def test_positions_count_units_of_utf16() -> None:
     assert position_at(document("ab"), 2) == types.Position(0, 2)
 
 
-def test_a_range_leaves_indentation_and_ends_out() -> None:
+def test_a_range_excludes_indentation_and_line_endings() -> None:
     doc = document("\tx = '\U0001f600'\r\n\n")
     assert line_range(doc, 0) == types.Range(types.Position(0, 1), types.Position(0, 9))
     assert line_range(doc, 7).start.line == 1
     assert line_range(document(""), 3).end == types.Position(0, 0)
 
 
-def test_a_form_feed_keeps_incremental_changes_in_place() -> None:
-    """Python's own splitlines() would take it for the end of a line."""
+def test_a_form_feed_does_not_shift_incremental_changes() -> None:
+    """Python's splitlines() would treat it as a line ending."""
     doc = document("a = 1\n\x0cb = 2\nc = 3\n")
     where = types.Range(types.Position(2, 4), types.Position(2, 5))
     doc.apply_change(types.TextDocumentContentChangePartial(text="9", range=where))
@@ -73,13 +73,13 @@ def test_many_changed_lines_are_not_compared_one_by_one() -> None:
     assert found.after_of(500) is None
 
 
-def test_spans_are_the_least_replacement() -> None:
+def test_spans_are_the_minimal_replacement() -> None:
     before = "def f(a=1, batch_size=32):\r\n    pass\r\n"
     (only,) = spans(before, before.replace("32", "64"))
     assert (before[only.begin : only.end], only.new) == ("32", "64")
 
 
-def test_spans_make_one_text_of_another() -> None:
+def test_spans_transform_one_text_into_another() -> None:
     chance = random.Random(0)
     alphabet = ["a\n", "b\r\n", "\U0001f600x\n", "\r\n", "c", "\n"]
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Analyses while a file is edited: numbers early, faults at the user's line, nothing left over."""
+"""Analyses during editing: early numbers, errors at the user's line, no leftover processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Start = Callable[..., Analyst]
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for what surely comes."""
+    """Wait for an event that is certain to come."""
     end = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < end
@@ -37,7 +37,7 @@ def finished(analyst: Analyst, number: int) -> Analysis:
     return analyst.wait(number, timeout_s=LIMIT_S)
 
 
-def test_first_numbers_come_before_the_whole_and_add_up(train: Path, analyst_of: Start) -> None:
+def test_first_numbers_precede_the_full_result_and_add_up(train: Path, analyst_of: Start) -> None:
     analyst = analyst_of(train)
     states: list[str] = []
     analyst.listen(lambda view: states.append(view.state))
@@ -52,11 +52,11 @@ def test_first_numbers_come_before_the_whole_and_add_up(train: Path, analyst_of:
     assert held == costs.peak_bytes > 0
     assert costs.samples == 16
     assert {line.line for line in costs.lines if line.path == str(train)} >= {12, 13}
-    # Nothing of the user's ran in this process.
+    # No user code ran in this process.
     assert not any(getattr(m, "__file__", "") == str(train) for m in list(sys.modules.values()))
 
 
-def test_the_same_text_is_not_analysed_twice_and_an_earlier_one_is_known(
+def test_equal_text_is_not_analysed_twice_and_earlier_text_is_cached(
     train: Path, analyst_of: Start
 ) -> None:
     analyst = analyst_of(train)
@@ -97,14 +97,14 @@ def test_a_save_that_changes_no_code_runs_nothing_and_moves_the_lines(
     assert [module.made for module in second.costs.modules] != [
         module.made for module in first.costs.modules
     ]
-    # What is asked of it is answered from the same recording.
+    # Its questions are answered from the same recording.
     assert analyst.simulate("accumulation:4")["samples"] == 64
     assert len(analyst.history) == 1
     assert finished(analyst, analyst.analyse(again=True)).graph != second.graph
     assert len(analyst.history) == 2
 
 
-def test_what_is_expected_of_an_edit_may_be_said_after_the_edit_was_seen(
+def test_the_prediction_for_an_edit_may_arrive_after_the_edit(
     train: Path, analyst_of: Start
 ) -> None:
     analyst = analyst_of(train)
@@ -116,7 +116,7 @@ def test_what_is_expected_of_an_edit_may_be_said_after_the_edit_was_seen(
     assert len(analyst.history) == 1
 
 
-def test_batches_of_a_step_that_does_the_same_work_are_not_measured_again(
+def test_batches_of_a_step_with_equal_work_are_not_measured_again(
     train: Path, analyst_of: Start
 ) -> None:
     analyst = analyst_of(train, steps=1, batches=True, batch_budget_s=0.05)
@@ -146,7 +146,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_told_at_its_line_and_the_next_save_is_analysed(
+def test_an_error_is_reported_at_its_line_and_the_next_save_is_analysed(
     name: str, train: Path, analyst_of: Start
 ) -> None:
     text, line, message = FAULTS[name]
@@ -167,7 +167,7 @@ def test_a_fault_is_told_at_its_line_and_the_next_save_is_analysed(
     assert mended.problem is None
 
 
-def test_numbers_of_the_text_before_stay_beside_a_fault(train: Path, analyst_of: Start) -> None:
+def test_numbers_of_the_previous_text_stay_with_an_error(train: Path, analyst_of: Start) -> None:
     analyst = analyst_of(train, steps=1)
     good = finished(analyst, analyst.analyse())
     train.write_text("def make_workload(:\n")
@@ -219,7 +219,7 @@ WRONG_PROVIDERS = {
 
 
 @pytest.mark.parametrize("name", WRONG_PROVIDERS)
-def test_a_wrong_provider_is_told_and_a_right_one_analysed(
+def test_an_invalid_provider_is_reported_and_a_corrected_one_analysed(
     name: str, tmp_path: Path, server: ForkServer
 ) -> None:
     text, line = WRONG_PROVIDERS[name]
@@ -247,7 +247,7 @@ LOOP = TRAIN.replace(
 ).replace("import torch\n", "import time, pathlib\nimport torch\n", 1)
 
 
-def test_an_endless_loop_is_ended_and_named(train: Path, analyst_of: Start) -> None:
+def test_an_endless_loop_is_stopped_and_named(train: Path, analyst_of: Start) -> None:
     train.write_text(LOOP)
     analyst = analyst_of(train, steps=1, timeout_s=15.0)
     found = finished(analyst, analyst.analyse())
@@ -256,7 +256,7 @@ def test_an_endless_loop_is_ended_and_named(train: Path, analyst_of: Start) -> N
     assert "did not answer" in found.problem.what
 
 
-def test_a_newer_save_ends_the_running_analysis_with_all_it_started(
+def test_a_newer_save_stops_the_running_analysis_and_its_processes(
     train: Path, analyst_of: Start
 ) -> None:
     marker = train.parent / "pid"
@@ -278,7 +278,7 @@ def test_a_newer_save_ends_the_running_analysis_with_all_it_started(
     assert not psutil.pid_exists(pid)
 
 
-def test_closing_ends_the_processes_and_removes_the_recordings(
+def test_closing_stops_the_processes_and_removes_the_recordings(
     train: Path, analyst_of: Start
 ) -> None:
     analyst = analyst_of(train, steps=1)
@@ -291,7 +291,7 @@ def test_closing_ends_the_processes_and_removes_the_recordings(
     assert analyst.analyse() == found.number
 
 
-def test_an_edit_does_not_wait_for_a_device_that_is_measured(server: ForkServer) -> None:
+def test_an_edit_does_not_wait_for_a_device_measurement(server: ForkServer) -> None:
     queue = Queue(server)
     with ThreadPoolExecutor(1) as pool:
         command = {"args": ["sleep", "30"]}
@@ -307,7 +307,7 @@ def test_an_edit_does_not_wait_for_a_device_that_is_measured(server: ForkServer)
         queue.call(Kind.EDITING, "os:getpid")
 
 
-def test_jobs_of_a_kind_follow_each_other_and_cancelling_one_ends_its_processes() -> None:
+def test_jobs_of_a_kind_run_sequentially_and_cancelling_one_stops_its_processes() -> None:
     queue, order, started = Queue(), [], Event()
 
     def measure() -> None:

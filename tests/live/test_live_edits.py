@@ -1,4 +1,4 @@
-"""Edits that the page asks for, without a page: shown, written, taken back, or refused by name."""
+"""Edits that the page requests, without a page: shown, written, undone, or refused by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream.workload import Workload
 _FUSED = {"technique": "fused_optimizer:fused"}
 
 
-def test_the_page_and_the_editor_write_the_same(train: Path) -> None:
+def test_the_page_and_the_editor_write_the_same_text(train: Path) -> None:
     target = f"{train}:make_workload"
     shown = edits.preview(target, _FUSED)
     in_editor = with_technique(TRAIN, Workload(target), _FUSED["technique"])
@@ -28,7 +28,7 @@ def test_the_page_and_the_editor_write_the_same(train: Path) -> None:
     assert train.read_text() == TRAIN
 
 
-def test_what_is_there_is_refused_by_both(train: Path) -> None:
+def test_a_technique_in_use_is_refused_by_both(train: Path) -> None:
     target = f"{train}:make_workload"
     edits.save(target, _FUSED, edits.preview(target, _FUSED)["digest"])
     with pytest.raises(WorkloadError, match="already so"):
@@ -37,7 +37,7 @@ def test_what_is_there_is_refused_by_both(train: Path) -> None:
         with_technique(train.read_text(), Workload(target), _FUSED["technique"])
 
 
-def test_the_page_says_what_to_write_by_hand_where_there_is_no_place(train: Path) -> None:
+def test_the_page_shows_what_to_write_by_hand_without_an_edit(train: Path) -> None:
     text = "def make_workload():\n    return None\n"
     train.write_text(text)
     with pytest.raises(WorkloadError, match="by hand") as caught:
@@ -47,7 +47,7 @@ def test_the_page_says_what_to_write_by_hand_where_there_is_no_place(train: Path
         with_technique(text, Workload(f"{train}:make_workload"), _FUSED["technique"])
 
 
-def test_what_has_no_edit_is_refused_by_both(train: Path) -> None:
+def test_a_technique_without_an_edit_is_refused_by_both(train: Path) -> None:
     target = f"{train}:make_workload"
     with pytest.raises(WorkloadError, match="torchrun"):
         edits.preview(target, {"technique": "ddp:2"})

@@ -1,4 +1,4 @@
-"""Who may talk to the server of the live page: nobody but its own pages, with the key."""
+"""Access to the server of the live page: only its own pages, with the key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COOKIE = f"slipstream_{PORT}={KEY}"
 def ask(
     *, kind: str = "http", path: str = "/", query: str = "", method: str = "GET", **headers: str
 ) -> tuple[str, dict[str, str], str]:
-    """("passed" or what the guard did, its headers, its body)."""
+    """Return "passed" or the guard's response, with its headers and body."""
     sent: list[dict[str, Any]] = []
     passed: list[bool] = []
 
@@ -52,7 +52,7 @@ def ask(
     return str(first.get("status", first["type"])), answered, sent[-1].get("body", b"").decode()
 
 
-def test_the_key_of_the_address_becomes_a_cookie_and_leaves_the_address() -> None:
+def test_the_key_of_the_address_becomes_a_cookie_and_is_removed() -> None:
     status, headers, _ = ask(query=f"key={KEY}", host=HOST)
     assert status == "303"
     assert headers["location"] == "/"
@@ -61,7 +61,7 @@ def test_the_key_of_the_address_becomes_a_cookie_and_leaves_the_address() -> Non
 
 
 @pytest.mark.parametrize("cookie", ["", "slipstream_8377=another", "slipstream_1=" + KEY, ";;="])
-def test_without_the_key_there_is_a_page_that_says_so(cookie: str) -> None:
+def test_without_the_key_a_page_explains_it(cookie: str) -> None:
     status, headers, body = ask(host=HOST, cookie=cookie)
     assert status == "403"
     assert NO_KEY in body
@@ -69,7 +69,7 @@ def test_without_the_key_there_is_a_page_that_says_so(cookie: str) -> None:
     assert headers["cache-control"] == "no-store"
 
 
-def test_a_wrong_key_in_the_address_is_none() -> None:
+def test_a_wrong_key_in_the_address_is_refused() -> None:
     assert ask(query="key=guessed", host=HOST)[0] == "403"
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_key_in_the_address_is_none() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_another_page_is_refused_even_with_the_cookie(kind: str, headers: dict[str, str]) -> None:
+def test_another_origin_is_refused_even_with_the_cookie(kind: str, headers: dict[str, str]) -> None:
     status, _, body = ask(kind=kind, cookie=COOKIE, **headers)
     if kind == "websocket":
         assert status == "websocket.close"
@@ -95,14 +95,14 @@ def test_another_page_is_refused_even_with_the_cookie(kind: str, headers: dict[s
         assert FOREIGN in body
 
 
-def test_a_socket_must_say_where_it_comes_from() -> None:
+def test_a_socket_must_have_an_origin() -> None:
     same = {"host": HOST, "cookie": COOKIE}
     assert ask(kind="websocket", **same)[0] == "websocket.close"
     assert ask(kind="websocket", origin=f"http://{HOST}", **same)[0] == "passed"
     assert ask(method="POST", **same)[0] == "403"
 
 
-def test_a_page_inside_an_editor_keeps_the_key_since_it_is_sent_no_cookie() -> None:
+def test_a_page_in_an_editor_keeps_the_key_because_it_gets_no_cookie() -> None:
     framed = {"host": HOST, "sec_fetch_dest": "iframe"}
     assert ask(query=f"key={KEY}", **framed)[0] == "passed"
     assert ask(path="/alive", query=f"key={KEY}", host=HOST)[0] == "passed"
@@ -161,7 +161,7 @@ def answered(live: Live, line: str, headers: dict[str, str], body: bytes = b"") 
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_wrong_request_is_refused(
+def test_an_invalid_request_is_refused(
     live: Live, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     line, headers, status = REQUESTS[name]
@@ -172,7 +172,7 @@ def test_a_wrong_request_is_refused(
     assert not any(record.exc_info for record in caplog.records)
 
 
-# By name: what is sent, and the status that ends the connection; 0 for an answer with an error.
+# By name: the message, and the status that ends the connection; 0 for an answer with an error.
 MESSAGES: dict[str, tuple[str | bytes, int]] = {
     "no JSON": ("{]", 1003),
     "a list": ("[]", 1003),
@@ -199,7 +199,7 @@ MESSAGES: dict[str, tuple[str | bytes, int]] = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_wrong_message_is_answered_with_an_error_or_ends_the_connection(
+def test_an_invalid_message_gets_an_error_or_ends_the_connection(
     live: Live, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect(

@@ -1,4 +1,4 @@
-"""The live page in a real browser, on a real server with real analyses: as a person would use it.
+"""The live page in a real browser, with a real server and real analyses.
 
 One browser, and one server whose analyst records a small step, are shared by these tests; each
 begins with the file as it was.
@@ -25,11 +25,11 @@ from slipstream.live.server import Live, serving
 from slipstream_bench.browser import Browser, axe_core, browser, missing
 
 Require = Callable[[str, bool, str], None]
-# The last is a panel beside the code.
+# The last is a panel next to the code.
 SIZES = ((1280, 720), (1920, 1080), (440, 900))
 TEXT = "return document.body.innerText"
 VALUE = "return document.getElementById('bar-{}').getAttribute('aria-valuetext')"
-# Texts that lie on each other, or are cut by the edge of their box without a scroll bar.
+# Texts that overlap, or are cut off by their box without a scroll bar.
 OVERLAPS = """
 const boxes = [...document.querySelectorAll('.live h2, .live .row .label, .live .row .track, ' +
   '.live .row .value, .live button, .live select, header h1, header .badge, header button, ' +
@@ -57,7 +57,7 @@ _PROPOSED = "return !!document.getElementById('save')"
 
 
 class Page:
-    """A browser at a live page, and the analyst behind it."""
+    """A browser on a live page, and its analyst."""
 
     def __init__(self, shown: Browser, live: Live, path: Path) -> None:
         self.shown, self.live, self.path = shown, live, path
@@ -83,7 +83,7 @@ class Page:
         return found
 
     def act(self, do: Callable[[], object], script: str) -> None:
-        """What a hand does, again until it shows: meanwhile the page may have been drawn anew."""
+        """Repeat an action until it shows, because the page may be redrawn meanwhile."""
         from selenium.common.exceptions import WebDriverException
 
         end = time.monotonic() + LIMIT_S
@@ -98,7 +98,7 @@ class Page:
             assert time.monotonic() < end, f"{script}\n{self.shown.run(TEXT)}"
 
     def ready(self) -> Analysis:
-        """Everything that comes of the file as it is, and shown."""
+        """Wait until all results of the unchanged file are shown."""
         found = self.analyst.wait(self.analyst.analyse(), timeout_s=LIMIT_S)
         self.until("return !!document.querySelector('.badge.ready')")
         self.until("return !!document.querySelector('.track:not(.fixed)')")
@@ -109,7 +109,7 @@ class Page:
         self.shown.driver.find_element("id", what).click()
 
     def drag(self, bar: str, share: float) -> None:
-        """Take hold of a bar, and leave it at this share of its track."""
+        """Drag a bar, and release it at this share of its track."""
         from selenium.webdriver.common.action_chains import ActionChains
 
         track = self.shown.driver.find_element("id", f"bar-{bar}")
@@ -152,7 +152,7 @@ def page(session: Page) -> Page:
     return session
 
 
-def test_without_the_key_there_is_a_clear_page_and_no_data(session: Page) -> None:
+def test_without_the_key_a_clear_page_has_no_data(session: Page) -> None:
     session.shown.command("Network.clearBrowserCookies")
     session.open(f"http://127.0.0.1:{session.live.port}/")
     assert "needs its key" in session.shown.run(TEXT)
@@ -162,14 +162,16 @@ def test_without_the_key_there_is_a_clear_page_and_no_data(session: Page) -> Non
 
 
 @pytest.mark.parametrize("size", SIZES, ids=["small", "large", "panel"])
-def test_nothing_overlaps_or_is_cut(page: Page, size: tuple[int, int], require: Require) -> None:
+def test_nothing_overlaps_or_is_cut_off(
+    page: Page, size: tuple[int, int], require: Require
+) -> None:
     page.open(size=size)
     page.ready()
     assert page.shown.run(OVERLAPS) == []
     axe = axe_core()
     require("chromium", axe is not None, "axe-core is not installed: npm ci in page/")
     assert axe is not None
-    # The policy lets no script in, not even a test's: what axe says is asked through DevTools.
+    # The policy admits no script, not even a test's: axe runs through DevTools.
     page.shown.command("Page.setBypassCSP", enabled=True)
     page.open(size=size)
     page.ready()
@@ -208,7 +210,7 @@ def test_a_line_is_hovered_chosen_and_found_on_the_timeline(page: Page) -> None:
     )
 
 
-def test_a_switch_simulates_what_nobody_simulated(page: Page) -> None:
+def test_a_switch_simulates_a_new_combination(page: Page) -> None:
     switch = "[...document.querySelectorAll('.switch')].find(s => s.innerText.includes('{}'))"
     name, parts = "accumulation:4", []
     for part in (name, "batch_size:x2"):
@@ -226,9 +228,7 @@ def test_a_switch_simulates_what_nobody_simulated(page: Page) -> None:
             assert f"{found['speedup']:.2f}x" in shown
 
 
-def test_what_was_not_simulated_in_advance_can_be_switched_on(
-    page: Page, server: ForkServer
-) -> None:
+def test_an_unsimulated_technique_can_be_switched_on(page: Page, server: ForkServer) -> None:
     path = page.path.parent / "some.py"
     path.write_text(TRAIN)
     first, other = "accumulation:4", "accumulation:2"
@@ -251,12 +251,12 @@ def test_what_was_not_simulated_in_advance_can_be_switched_on(
             "arguments[0])).querySelector('input').click()",
             first,
         )
-        # Of one step on a busy machine the verdict may be any.
+        # After one step on a busy machine any verdict is possible.
         verdict = page.until("return document.querySelector('.outcome .verdict')?.innerText")
         assert re.match("(not )?worth it|inconclusive", verdict), verdict
 
 
-def test_another_device_is_chosen(page: Page) -> None:
+def test_another_device_can_be_chosen(page: Page) -> None:
     page.until("return !!document.getElementById('device')")
     page.shown.run(
         "const chosen = document.getElementById('device'); chosen.value = 'h100-sxm';"
@@ -270,7 +270,7 @@ def test_another_device_is_chosen(page: Page) -> None:
     assert (found["reason"] or found["about"]) in shown
 
 
-def test_a_cluster_is_chosen_and_the_answer_goes_with_its_text(page: Page) -> None:
+def test_a_cluster_is_chosen_and_its_answer_disappears_with_the_text(page: Page) -> None:
     def choose(what: str, value: str) -> str:
         page.until(f"return !!document.getElementById('{what}')")
         page.shown.run(
@@ -289,19 +289,19 @@ def test_a_cluster_is_chosen_and_the_answer_goes_with_its_text(page: Page) -> No
         found = page.analyst.simulate(how, "ethernet-1g", 4)
         assert f"{found['speedup']:.2f}x the samples" in shown
         assert "4 workers" in shown
-    # It has eight devices; nobody can ask for more.
+    # It has eight devices, so more cannot be chosen.
     devices = "return [...document.querySelectorAll('#workers option')].map(one => one.value)"
     assert page.shown.run(devices) == ["2", "4", "8"]
     page.path.write_text(TRAIN.replace("lr=0.1", "lr=0.2"))
     page.until(TEXT, lambda text: "samples per second with" not in text)
 
 
-def test_dragged_saved_measured_and_undone_to_the_byte(page: Page) -> None:
+def test_a_dragged_size_is_saved_measured_and_undone_exactly(page: Page) -> None:
     before = page.path.read_bytes()
     page.act(lambda: page.drag("batch", 0.6), _PROPOSED)
     shown = page.shown.run(VALUE.format("batch"))
     assert shown != "16"
-    # Dragging alone writes nothing.
+    # Dragging writes nothing.
     assert page.path.read_bytes() == before
     number = page.analyst.latest.number
     page.click("save")
@@ -345,7 +345,7 @@ PLACES = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("place", PLACES)
-def test_one_number_is_edited_wherever_it_stands(place: str, page: Page) -> None:
+def test_a_size_is_edited_at_its_literal(place: str, page: Page) -> None:
     before = PLACES[place]
     page.path.write_text(before)
     page.ready()
@@ -354,7 +354,7 @@ def test_one_number_is_edited_wherever_it_stands(place: str, page: Page) -> None
     assert page.path.read_text() == before
     page.click("save")
     page.until("return !!document.getElementById('held')")
-    # One token differs: the sixteen that is the batch size, and no other.
+    # One token differs: the sixteen that is the batch size.
     head, _, tail = before.rpartition("16")
     assert page.path.read_text() == head + value + tail
     page.until("return !document.getElementById('undo').disabled")
@@ -362,7 +362,7 @@ def test_one_number_is_edited_wherever_it_stands(place: str, page: Page) -> None
     page.until("return null", lambda nothing: page.path.read_text() == before)
 
 
-def test_keys_alone_do_the_same(page: Page) -> None:
+def test_the_keyboard_does_the_same(page: Page) -> None:
     bar = page.shown.driver.find_element("id", "bar-rate")
     page.act(lambda: bar.send_keys("\ue014", "\ue007"), _PROPOSED)  # right arrow, enter
     page.act(lambda: bar.send_keys("\ue00c"), "return !document.getElementById('save')")  # escape
@@ -385,13 +385,13 @@ def test_a_file_that_changed_during_a_drag_is_not_edited(page: Page) -> None:
     assert re.search(rf"'{page.path.name}'.*\bchanged\b", answer["error"]["what"])
     assert page.path.read_text() == TRAIN
     page.path.write_text(TRAIN + "# by another hand\n")
-    # The new text is analysed, and what was dragged on the old one is gone.
+    # The new text is analysed, and the value dragged on the old one is gone.
     page.until("return !document.getElementById('save')")
     page.ready()
     assert page.path.read_text() == TRAIN + "# by another hand\n"
 
 
-def test_a_technique_is_written_into_the_file_and_taken_back(page: Page) -> None:
+def test_a_technique_is_written_into_the_file_and_undone(page: Page) -> None:
     page.path.write_text(TRAIN.replace("lr=0.1", "lr=0.1, momentum=0.9"))
     before = page.path.read_bytes()
     page.ready()
@@ -410,7 +410,7 @@ def test_a_technique_is_written_into_the_file_and_taken_back(page: Page) -> None
     )
     assert "error" not in with_it
     assert b"fused=True" in page.path.read_bytes()
-    # The page that did not ask sees it as well: two clients, one session.
+    # The other page sees it as well: two clients, one session.
     page.until("return !!document.getElementById('held')")
     page.click("undo")
     page.until("return null", lambda nothing: page.path.read_bytes() == before)
@@ -428,7 +428,7 @@ def test_a_fault_while_typing_is_shown_and_the_numbers_stay(page: Page) -> None:
     page.until("return !document.getElementById('problem')")
 
 
-def test_a_first_text_that_fails_is_told_in_every_view(page: Page, server: ForkServer) -> None:
+def test_a_first_text_that_fails_is_reported_in_every_view(page: Page, server: ForkServer) -> None:
     path = page.path.parent / "broken.py"
     path.write_text("def make_workload(:\n")
     with (
@@ -449,9 +449,9 @@ def test_a_first_text_that_fails_is_told_in_every_view(page: Page, server: ForkS
         page.until(note, lambda text: "--no-batches" in text)
 
 
-def test_after_a_step_that_failed_no_sizes_are_awaited(page: Page) -> None:
+def test_after_a_failed_step_no_sizes_are_pending(page: Page) -> None:
     page.path.write_text(TRAIN.replace("        return self.second", RAISES))
-    # A text of which half was written when it was read may be told of before.
+    # A half-written text may have been read and reported before.
     page.until(
         "return document.getElementById('problem')?.innerText ?? ''",
         lambda text: "ValueError: no" in text,
@@ -462,9 +462,9 @@ def test_after_a_step_that_failed_no_sizes_are_awaited(page: Page) -> None:
     page.ready()
 
 
-def test_a_batch_size_that_is_not_certain_is_read_only_with_the_reason(page: Page) -> None:
+def test_an_uncertain_batch_size_is_read_only_with_the_reason(page: Page) -> None:
     page.path.write_text(TRAIN.replace("batch_size=16", "batch_size=4 * 4"))
-    # It may be read while only half of it is written, and is then read-only for another reason.
+    # If read while half written, it is read-only for another reason at first.
     page.until(
         "return document.getElementById('bars-note').innerText",
         lambda t: bool(re.search(r"^Read-only.*'4\b.*\b4'.*\bno\b", t)),
@@ -485,14 +485,14 @@ socket.onclose = (event) => done(`closed ${event.wasClean}`);
 """
 
 
-def test_another_page_is_told_nothing_even_in_the_same_browser(page: Page) -> None:
-    # It has the cookie of the session, as any page that this browser shows.
+def test_another_origin_gets_nothing_even_in_the_same_browser(page: Page) -> None:
+    # It has the cookie of the session, like any page in this browser.
     assert page.shown.wait(SOCKET, page.live.port) == "open"
     page.shown.driver.get("data:text/html,<title>another</title>")
     assert page.shown.wait(SOCKET, page.live.port) == "closed false"
 
 
-def test_of_two_clients_that_save_at_once_one_is_refused(page: Page) -> None:
+def test_of_two_concurrent_saves_one_is_refused(page: Page) -> None:
     before = page.path.read_bytes()
     answers = page.shown.wait(
         "const done = arguments[arguments.length - 1]; const found = [];"
@@ -516,7 +516,7 @@ def test_of_two_clients_that_save_at_once_one_is_refused(page: Page) -> None:
     page.until("return null", lambda nothing: page.path.read_bytes() == before)
 
 
-def test_a_stale_tab_says_that_its_session_ended(page: Page, server: ForkServer) -> None:
+def test_a_stale_tab_reports_that_its_session_ended(page: Page, server: ForkServer) -> None:
     path = page.path.parent / "other.py"
     path.write_text(TRAIN)
     analyst = Analyst(
@@ -533,7 +533,7 @@ def test_a_stale_tab_says_that_its_session_ended(page: Page, server: ForkServer)
             page.until(TEXT, lambda text: "session has ended" in text)
 
 
-def test_the_answer_to_nonsense_is_an_error_and_the_server_stays_up(page: Page) -> None:
+def test_an_invalid_message_gets_an_error_and_the_server_stays_up(page: Page) -> None:
     answers = page.shown.wait(
         "const done = arguments[arguments.length - 1]; const found = [];"
         "const socket = new WebSocket('ws://' + location.host + '/live');"

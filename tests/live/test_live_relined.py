@@ -1,4 +1,4 @@
-"""A save that changes no code: lines are found again, in texts, recordings and documents."""
+"""Saves that change no code: lines move in texts, recordings and documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def line(text: str, words: str) -> int:
     return text[: text.index(words)].count("\n") + 1
 
 
-def test_lines_of_the_same_code_are_found_where_they_are_now() -> None:
+def test_lines_of_unchanged_code_are_mapped_to_their_new_places() -> None:
     moved = moved_lines(TRAIN, LAYOUT)
     assert moved is not None
     for words in ("import torch", "class Net", "hidden = ", "return self.second", "batch = "):
@@ -28,11 +28,11 @@ def test_lines_of_the_same_code_are_found_where_they_are_now() -> None:
 
 
 @pytest.mark.parametrize("after", [CODE, TRAIN.replace("=16", "=17"), "def broken(:\n", ""])
-def test_other_code_has_no_lines_of_the_old(after: str) -> None:
+def test_changed_code_has_no_old_lines(after: str) -> None:
     assert moved_lines(TRAIN, after) is None
 
 
-def test_broken_text_is_no_code() -> None:
+def test_invalid_code_does_not_count_as_unchanged() -> None:
     assert moved_lines("def broken(:\n", TRAIN) is None
 
 

@@ -1,4 +1,4 @@
-"""Batch sizes that the page's bars stop at, beside the step that was recorded just now."""
+"""Batch sizes at which the page's bars stop, with their predicted steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MS, MB = 1e6, 1_000_000
 
 @pytest.fixture(scope="module")
 def model() -> BatchModel:
-    """10 ms and half a millisecond a sample."""
+    """10 ms plus half a millisecond per sample."""
     found = [
         BatchSample(b, (10 + b / 2) * MS, 0.005, (50 + b) * MB, 60 * MB, (100 + b) * MB)
         for b in (16, 40, 96)
@@ -25,19 +25,19 @@ def model() -> BatchModel:
 
 
 def recorded(step_ms: float, faults_ms: float) -> Costs:
-    """A step of 16 samples, which the lines say takes 18 ms."""
+    """Return a step of 16 samples, which takes 18 ms by its lines."""
     nothing = {field.name: 0 for field in dataclasses.fields(LineCost)}
     return Costs(step_ms * MS, 66 * MB, 16, (), LineCost(**nothing), page_faults_ns=faults_ms * MS)  # type: ignore[arg-type]
 
 
-def test_the_recorded_size_stands_where_it_was_recorded(model: BatchModel) -> None:
+def test_the_recorded_size_has_its_recorded_time(model: BatchModel) -> None:
     for step_ms, faults_ms in ((18.0, 0.0), (21.6, 0.0), (23.6, 2.0), (16.2, 0.0)):
         stop = stops.stop_at(model, 16, stops.Pace.of(recorded(step_ms, faults_ms), model))
         assert stop is not None
         assert stop["step_ns"][0] == pytest.approx(step_ms * MS, rel=1e-3)
 
 
-def test_other_sizes_are_told_at_the_pace_of_now_or_their_own(model: BatchModel) -> None:
+def test_other_sizes_are_predicted_at_the_current_pace_or_their_own(model: BatchModel) -> None:
     at_ease = stops.stop_at(model, 32, stops.Pace())
     busy = stops.stop_at(model, 32, stops.Pace.of(recorded(21.6, 0.0), model))
     assert at_ease is not None
@@ -51,6 +51,6 @@ def test_other_sizes_are_told_at_the_pace_of_now_or_their_own(model: BatchModel)
     )
 
 
-def test_without_a_recording_the_lines_are_all_there_is(model: BatchModel) -> None:
+def test_without_a_recording_only_the_lines_count(model: BatchModel) -> None:
     assert stops.Pace.of(None, model) == stops.Pace()
     assert stops.Pace.of(recorded(0.0, 0.0), model).pace == 1.0
