@@ -1,4 +1,4 @@
-"""Experiments with known content, for tests of what keeps and shows them."""
+"""Experiments with known content, for tests of storing and showing them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ CREATED = "2026-01-02T03:04:05Z"
 
 
 def environment(**changes: object) -> Environment:
-    """`ENVIRONMENT` with facts changed; ``_`` stands for the dot."""
+    """`ENVIRONMENT` with changed facts; ``_`` represents the dot."""
     return from_facts(
         {**ENVIRONMENT.facts, **{k.replace("_", ".", 1): v for k, v in changes.items()}}
     )
 
 
 def series(values: object, blocks: object = None) -> Series:
-    """A `Series`, one value a block unless told otherwise."""
+    """Return a `Series`, with one value per block by default."""
     column = np.asarray(values, np.float64)
     places = np.arange(len(column)) if blocks is None else np.asarray(blocks)
     return Series(column, places.astype(np.int32))
 
 
 def prediction(**changes: object) -> PredictionRecord:
-    """Half the cost is predicted for ``fast``."""
+    """Predict half the cost for ``fast``."""
     settings: dict[str, object] = {
         "workload": "train.py:step",
         "technique": "lowrank:0.25",

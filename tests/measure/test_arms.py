@@ -1,4 +1,4 @@
-"""Arms: functions, workers and commands, and everything that goes wrong in them."""
+"""Arms: functions, workers and commands, and their failures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened():
 # Functions in this process.
 
 
-def test_a_function_is_called_as_often_as_asked_and_times_are_per_call(opened):
+def test_a_function_is_called_as_often_as_requested_and_times_are_per_call(opened):
     calls = []
     arm = opened(CallableArm("a", lambda: calls.append(time.sleep(0.002))))
     sample = arm.sample(5, None)
@@ -55,7 +55,7 @@ def test_a_function_is_called_as_often_as_asked_and_times_are_per_call(opened):
     assert sample["cpu"] < sample["wall"]
 
 
-def test_all_arms_are_timed_by_the_same_code_with_nothing_of_ours_in_the_loop(opened):
+def test_all_arms_are_timed_by_the_same_code_without_overhead_in_the_loop(opened):
     seen = []
 
     def look():
@@ -69,14 +69,14 @@ def test_all_arms_are_timed_by_the_same_code_with_nothing_of_ours_in_the_loop(op
     assert len({instruction for _, instruction in seen}) == 1
 
 
-def test_a_device_is_waited_for_before_the_clock_starts_and_before_it_stops():
+def test_a_device_is_synchronised_before_the_clock_starts_and_stops():
     order = []
     times = time_calls_on_device(lambda: order.append("call"), 2, lambda: order.append("finish"))
     assert order == ["finish", "call", "call", "finish"]
     assert times.wall > 0
 
 
-def test_what_a_function_raises_shows_its_line(opened):
+def test_an_exception_of_a_function_shows_its_line(opened):
     def broken():
         raise ValueError("the loss is not a number")
 
@@ -85,7 +85,7 @@ def test_what_a_function_raises_shows_its_line(opened):
     assert "test_arms.py" in str(error.value.where)
 
 
-def test_a_function_that_ends_the_process_does_not(opened):
+def test_a_function_that_exits_does_not_end_the_process(opened):
     with pytest.raises(MeasurementError, match="exit the process"):
         opened(CallableArm("a", lambda: sys.exit(3))).sample(1, None)
 
@@ -95,7 +95,7 @@ def test_a_function_that_hangs_is_stopped(opened):
         opened(CallableArm("a", lambda: time.sleep(30))).sample(1, 0.2)
 
 
-def test_what_cannot_be_called_is_refused():
+def test_an_uncallable_arm_is_refused():
     with pytest.raises(InvalidArgumentError, match="is not callable"):
         CallableArm("a", 3)
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_called_is_refused():
 # Workers.
 
 
-def test_a_worker_keeps_what_setup_built_and_answers_sample_by_sample(opened):
+def test_a_worker_keeps_its_setup_and_answers_per_sample(opened):
     arm = opened(worker("workers:sample_with_pid"))
     first, second = arm.sample(1, 600), arm.sample(1, 600)
     assert first["pid"] == second["pid"] != os.getpid()
@@ -124,24 +124,24 @@ def test_phases_of_a_worker_are_metrics(opened):
 
 
 @pytest.mark.parametrize("sample", ["workers:not_a_sample", "workers:not_finite"])
-def test_what_is_not_a_sample_is_refused(opened, sample):
+def test_an_invalid_sample_is_refused(opened, sample):
     with pytest.raises(MeasurementError, match="sample"):
         opened(worker(sample, setup=None)).sample(1, 600)
 
 
-def test_a_worker_that_hangs_is_killed_and_the_place_named(opened):
+def test_a_hanging_worker_is_killed_and_the_place_named(opened):
     arm = opened(worker("workers:hangs_at", call=1))
     with pytest.raises(ChildError, match=r"\b1 s\b") as error:
         arm.sample(1, 1)
     assert "workers.py" in str(error.value.where)
 
 
-def test_a_worker_that_ends_says_its_exit_code(opened):
+def test_a_worker_that_ends_reports_its_exit_code(opened):
     with pytest.raises(ChildError, match="code 3"):
         opened(worker("workers:ends_at", call=1)).sample(1, 600)
 
 
-def test_only_module_colon_function_is_taken():
+def test_only_module_colon_function_is_accepted():
     with pytest.raises(InvalidArgumentError, match="not module:function"):
         WorkerArm("a", "workers.setup", "workers:sample")
 
@@ -160,8 +160,8 @@ def test_a_sample_holds_finite_numbers_only(value):
 # Commands.
 
 
-def test_a_command_is_accounted_with_its_children_and_its_own_peak(opened):
-    # The memory and the work are those of a grandchild; the parent's are small.
+def test_a_command_is_measured_with_its_children_and_its_own_peak(opened):
+    # The memory and CPU time are those of a grandchild; the parent's are small.
     work = "x = bytearray(100 << 20); sum(range(10**6))"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}], check=True)"
     sample = opened(CommandArm("a", [sys.executable, "-c", code])).sample(1, 600)
@@ -177,14 +177,14 @@ def test_a_small_command_does_not_inherit_a_large_parents_peak(opened):
     assert len(ballast)
 
 
-def test_a_command_that_fails_shows_what_it_printed(opened):
+def test_a_failing_command_shows_its_output(opened):
     code = "import sys; print('no such data set'); sys.exit(4)"
     with pytest.raises(MeasurementError, match="status 4") as error:
         opened(CommandArm("a", [sys.executable, "-c", code])).sample(1, 600)
     assert "no such data set" in str(error.value)
 
 
-def test_a_command_that_hangs_is_killed_with_its_children(opened, tmp_path):
+def test_a_hanging_command_is_killed_with_its_children(opened, tmp_path):
     beat = tmp_path / "beat"
     beat.touch()
     code = f"while true; do date +%N > {beat}; sleep 0.05; done"
@@ -196,14 +196,14 @@ def test_a_command_that_hangs_is_killed_with_its_children(opened, tmp_path):
     assert beat.read_text() == last
 
 
-def test_a_command_runs_where_and_with_what_it_is_told(opened, tmp_path):
+def test_a_command_runs_in_its_folder_and_environment(opened, tmp_path):
     command = 'test "$COLOUR" = red && test -e here'
     (tmp_path / "here").touch()
     arm = CommandArm("a", command, directory=tmp_path, environment={"COLOUR": "red"})
     assert opened(arm).sample(1, 600)["wall"] > 0
 
 
-def test_a_program_that_does_not_exist_is_named_before_anything_runs():
+def test_a_missing_program_is_named_before_anything_runs():
     with pytest.raises(InvalidArgumentError, match="'no-such-program'") as error:
         CommandArm("a", "no-such-program --flag")
     assert error.value.argument == "command"
@@ -223,7 +223,7 @@ def test_only_shell_syntax_needs_a_shell():
         command_words("ls 'a")
 
 
-def test_what_prepares_a_sample_is_called_once_and_is_not_timed():
+def test_the_preparation_of_a_sample_is_called_once_and_not_timed():
     calls = []
     arm = CallableArm("a", lambda: calls.append("run"), prepare=lambda: calls.append("prepare"))
     arm.open(None)
@@ -232,7 +232,7 @@ def test_what_prepares_a_sample_is_called_once_and_is_not_timed():
     assert calls == ["prepare", "run", "run", "run"]
 
 
-def test_cpu_time_of_its_own_thread_leaves_other_threads_out():
+def test_cpu_time_of_a_thread_excludes_other_threads():
     def elsewhere():
         thread = threading.Thread(target=lambda: sum(range(2_000_000)))
         thread.start()

@@ -1,4 +1,4 @@
-"""Quality from the first steps: what is noise, what is lost, and what nobody may claim."""
+"""Quality from the first steps: noise, losses, and the limits of claims."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slipstream.measure.render import comparison_rows, comparison_table, quality
 from slipstream.measure.render import rows_payload as payload_of
 from slipstream.measure.store import Store
 
-# Five seeds of a loss that falls, with the noise seeds have; and rounding a hundredth of it.
+# Five seeds of a decreasing loss with their noise; and rounding, a hundredth of it.
 NOISE = (0.00, 0.03, -0.02, 0.01, -0.04)
 ROUNDING = (1e-4, -2e-4, 2e-4, -1e-4, 0.0)
 
@@ -45,7 +45,7 @@ def check(candidate: list[Trial], kind: str = "rounding", base: list[Trial] | No
     return judge("fast", kind, "a paper", base or trials(*NOISE), candidate)
 
 
-def test_rounding_below_the_noise_of_seeds_is_within_it():
+def test_rounding_below_the_noise_of_seeds_is_within_noise():
     found = check(trials(*NOISE, by=ROUNDING))
     assert found.status is QualityStatus.WITHIN
     # The later half of three steps: the last two.
@@ -55,7 +55,7 @@ def test_rounding_below_the_noise_of_seeds_is_within_it():
     assert (found.steps, found.seeds) == (3, (0, 1, 2, 3, 4))
 
 
-def test_a_loss_beyond_what_seeds_explain_is_worse_and_one_below_is_better():
+def test_a_loss_beyond_the_noise_of_seeds_is_worse_and_one_below_is_better():
     worse = check(trials(*NOISE, by=(0.3, 0.31, 0.29, 0.3, 0.3)))
     assert worse.status is QualityStatus.WORSE
     assert worse.lost
@@ -66,20 +66,20 @@ def test_a_loss_beyond_what_seeds_explain_is_worse_and_one_below_is_better():
     assert not better.lost
 
 
-def test_what_is_between_noise_and_worse_stays_open():
+def test_a_difference_between_noise_and_worse_is_undecided():
     found = check(trials(*NOISE, by=(0.05, -0.04, 0.06, 0.01, 0.05)))
     assert found.status is QualityStatus.OPEN
     assert found.low < 0 < found.spread < found.high
 
 
-def test_the_same_bits_are_called_the_same():
+def test_equal_bits_are_reported_as_equal():
     found = check(trials(*NOISE))
     assert found.status is QualityStatus.SAME
     assert (found.difference, found.baseline) == (0.0, found.candidate)
 
 
 @pytest.mark.parametrize("kind", ["needs-training", "same-distribution"])
-def test_a_few_steps_never_show_that_another_training_ends_the_same(kind):
+def test_a_few_steps_never_show_that_the_final_quality_is_equal(kind):
     for by in (ROUNDING, (0.0,) * 5):
         found = check(trials(*NOISE, by=by), kind)
         assert found.status is QualityStatus.OPEN
@@ -89,13 +89,13 @@ def test_a_few_steps_never_show_that_another_training_ends_the_same(kind):
         assert found.verdict == f"open: {kind.replace('-', ' ')}"
 
 
-def test_a_loss_that_is_not_finite_on_the_candidates_side_alone_has_failed():
+def test_a_nonfinite_loss_of_the_candidate_alone_is_a_failure():
     broken = trials(*NOISE)
     broken[2] = replace(broken[2], losses=(2.0, math.nan, math.inf))
     found = check(broken, "needs-training")
     assert found.status is QualityStatus.FAILED
     assert re.search(r"step 2\b.*seed 2\b", found.sentence)
-    # Where the baseline diverges from the same seed, nobody is to blame.
+    # If the baseline diverges from the same seed, the candidate is not at fault.
     base = trials(*NOISE)
     base[2] = broken[2]
     assert check(broken, base=base).status is not QualityStatus.FAILED
@@ -103,7 +103,7 @@ def test_a_loss_that_is_not_finite_on_the_candidates_side_alone_has_failed():
     assert check(nowhere, base=nowhere).status is QualityStatus.UNCHECKED
 
 
-def test_a_metric_speaks_before_the_loss():
+def test_a_metric_takes_precedence_over_the_loss():
     base = [replace(t, metric=m) for t, m in zip(trials(*NOISE), (9, 10, 11, 10, 9), strict=True)]
     found = check([replace(t, metric=t.metric + 30.0) for t in base], base=base)
     assert (found.measure, found.status) == ("metric", QualityStatus.WORSE)
@@ -113,7 +113,7 @@ def test_a_metric_speaks_before_the_loss():
     assert lost.reason in lost.sentence
 
 
-def test_one_seed_and_seeds_that_change_nothing_give_no_yardstick():
+def test_one_seed_and_identical_seeds_give_no_scale():
     alone = check(trials(0.0, by=(1e-4,)), base=trials(0.0))
     assert alone.status is QualityStatus.OPEN
     assert (alone.low, alone.spread) == (None, None)
@@ -130,7 +130,7 @@ def test_one_seed_and_seeds_that_change_nothing_give_no_yardstick():
     assert not alone.one_run
 
 
-def test_an_interval_wider_than_the_loss_many_times_is_a_dash():
+def test_an_interval_many_times_wider_than_the_loss_is_a_dash():
     wild = check(trials(0.0, 0.01, by=(-6.0, 6.0)), base=trials(0.0, 0.01))
     assert " [–, –]" in wild.sentence
     made = experiment(events=(wild.to_event(),))
@@ -139,7 +139,7 @@ def test_an_interval_wider_than_the_loss_many_times_is_a_dash():
     assert str(row["change [95% CI]"]).endswith("[–, –]")
 
 
-def test_steps_that_return_no_number_are_not_checked_and_it_is_said():
+def test_steps_without_a_number_are_not_checked_which_is_reported():
     nothing = [Trial(seed, 2) for seed in range(3)]
     found = check(nothing, base=nothing)
     assert found.status is QualityStatus.UNCHECKED
@@ -171,7 +171,7 @@ def test_outputs_are_compared_relative_to_the_largest():
     ("share", "text"),
     [(0.000213, "+0.021 %"), (-0.013, "-1.3 %"), (0.0, "0 %"), (2e-9, "+2e-07 %"), (3.2, "+320 %")],
 )
-def test_shares_are_readable_however_small(share, text):
+def test_shares_are_readable_at_any_size(share, text):
     assert format_share(share, signed=True) == text
 
 
@@ -192,14 +192,14 @@ def with_check(status: QualityStatus, **changes: object):
         (QualityStatus.FAILED, Verdict.QUALITY_LOST),
     ],
 )
-def test_what_is_faster_is_a_win_only_if_its_quality_allows(status, verdict):
+def test_a_faster_candidate_wins_only_if_its_quality_allows(status, verdict):
     (claim,) = headline(claims(with_check(status)))
     assert claim.verdict is verdict
     slower = replace(with_check(status), series=experiment(ratio=1.3).series)
     assert headline(claims(slower))[0].verdict is Verdict.SLOWER
 
 
-def test_a_check_is_kept_to_the_digit_and_shown_everywhere(tmp_path: Path):
+def test_a_check_is_stored_exactly_and_shown_everywhere(tmp_path: Path):
     found = check([*trials(*NOISE, by=ROUNDING)])
     made = replace(experiment(), events=(*experiment().events, found.to_event()))
     with Store(tmp_path / "results.db") as store:
@@ -222,7 +222,7 @@ def test_a_check_is_kept_to_the_digit_and_shown_everywhere(tmp_path: Path):
     assert payload["numerics"][0]["says"] == found.sentence
 
 
-def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_as_they_are(clock):
+def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_unchanged(clock):
     result = measure.compare(
         {"base": lambda: clock.work(4e5), "fast": lambda: clock.work(1e5)},
         budget="60s",
@@ -238,7 +238,7 @@ def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_as_they_
     assert any(re.search(r"\b40\b.*\b20\b.*\b0\b", note) for note in result.table().notes)
 
 
-def test_a_check_stands_in_for_outcomes_and_without_either_there_is_no_claim(clock):
+def test_a_check_replaces_outcomes_and_without_either_there_is_no_claim(clock):
     arms = {"base": lambda: clock.work(4e5), "fast": lambda: clock.work(1e5)}
     options = {"budget": "60s", "environment": environment(), "changes_numerics": ["fast"]}
     with pytest.raises(InvalidArgumentError, match="changes numerics"):
@@ -249,11 +249,11 @@ def test_a_check_stands_in_for_outcomes_and_without_either_there_is_no_claim(clo
     assert result.quality == {"fast": unchecked}
 
 
-def test_an_event_of_an_older_store_is_no_check():
+def test_an_event_of_an_older_store_is_not_a_check():
     assert checks_of([Event(0, "quality", {"arm": "fast", "lost": 1})]) == {}
 
 
-def test_a_classifier_has_a_row_of_how_many_answers_change():
+def test_a_classifier_has_a_row_of_changed_answers():
     targets = {"targets": (0, 1, 2, 3)}
     base = trials(*NOISE, answers=(0, 1, 2, 0), **targets)
     found = check(trials(*NOISE, by=ROUNDING, answers=(0, 1, 1, 2), **targets), base=base)
@@ -276,7 +276,7 @@ def test_a_classifier_has_a_row_of_how_many_answers_change():
     assert row["B"] == "25.0 %"
 
 
-def test_the_interval_over_seeds_is_students():
+def test_the_interval_over_seeds_is_students_t():
     by = (0.3, 0.31, 0.29, 0.3, 0.33)
     found = check(trials(*NOISE, by=by))
     expected = stats.t.interval(0.95, 4, np.mean(by), stats.sem(by))
@@ -284,7 +284,7 @@ def test_the_interval_over_seeds_is_students():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_what_seeds_differ_by_is_itself_only_known_to_a_confidence(sign):
+def test_the_spread_of_seeds_is_itself_uncertain(sign):
     # Five seeds of deviation 0.0270: at 95 % chance may be 2.37 times as large, 0.0641.
     at_most = np.std(NOISE, ddof=1) * math.sqrt(4 / stats.chi2.ppf(0.05, 4))
     assert at_most == pytest.approx(0.0641, abs=1e-4)
@@ -295,7 +295,7 @@ def test_what_seeds_differ_by_is_itself_only_known_to_a_confidence(sign):
         assert check(trials(*NOISE, by=by)).status is status
 
 
-def test_a_metric_of_one_side_alone_compares_nothing():
+def test_a_metric_of_one_side_only_is_not_compared():
     base = [replace(t, metric=9.0) for t in trials(*NOISE)]
     found = check(trials(*NOISE, by=ROUNDING), base=base)
     assert found.measure == "training loss"

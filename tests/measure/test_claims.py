@@ -1,4 +1,4 @@
-"""What an experiment lets us say: made-up experiments with known truth."""
+"""Claims of an experiment, on made-up experiments with known truth."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def series(values):
 
 
 def experiment(columns, *, events=STOPPED, **settings):
-    """An experiment of `columns`: (arm, metric) -> values, one a block; "a" is the baseline."""
+    """Return an experiment of `columns`: (arm, metric) -> values per block; "a" is the baseline."""
     arms = dict.fromkeys(arm for arm, _ in columns if not arm.endswith("'"))
     return Experiment(
         title="made up",
@@ -65,7 +65,7 @@ def only(found):
     ("ratio", "verdict"),
     [(0.9, Verdict.FASTER), (1.1, Verdict.SLOWER), (1.0, Verdict.EQUIVALENT)],
 )
-def test_the_verdict_follows_the_whole_interval(ratio, verdict):
+def test_the_verdict_depends_on_the_whole_interval(ratio, verdict):
     claim = only(claims(experiment({("a", "wall"): noisy(1), ("b", "wall"): noisy(ratio, seed=1)})))
     assert claim.verdict is verdict
     assert claim.low <= ratio <= claim.high
@@ -73,7 +73,7 @@ def test_the_verdict_follows_the_whole_interval(ratio, verdict):
     assert claim.further_blocks is None
 
 
-def test_an_unsettled_run_says_how_many_blocks_would_settle_it():
+def test_an_undecided_run_reports_how_many_blocks_would_decide_it():
     columns = {("a", "wall"): noisy(1, 20, 0.1), ("b", "wall"): noisy(1.03, 20, 0.1, seed=1)}
     claim = only(claims(experiment(columns)))
     assert claim.verdict is Verdict.INCONCLUSIVE
@@ -81,14 +81,14 @@ def test_an_unsettled_run_says_how_many_blocks_would_settle_it():
     assert claim.detectable > 0.03
 
 
-def test_too_few_blocks_for_any_interval_say_so():
+def test_too_few_blocks_for_any_interval_are_reported():
     claim = only(claims(experiment({("a", "wall"): [1.0] * 3, ("b", "wall"): [1.0, 2, 3]})))
     assert (claim.low, claim.high) == (0.0, math.inf)
     assert claim.verdict is Verdict.INCONCLUSIVE
     assert claim.further_blocks == 3
 
 
-def test_nothing_is_believed_when_the_baseline_differs_from_itself():
+def test_nothing_is_claimed_if_the_baseline_differs_from_itself():
     columns = {("a", "wall"): noisy(1), ("b", "wall"): noisy(0.5, seed=1)}
     columns["a'", "wall"] = noisy(1.2, 10, seed=2)
     found = claims(experiment(columns))
@@ -106,7 +106,7 @@ def test_a_quiet_guard_changes_nothing():
 
 
 def test_several_candidates_are_judged_by_holm():
-    # Twelve identical arms, 300 times: a family-wise 5 % calls any of them in 15 runs or so.
+    # Twelve identical arms, 300 times: a family-wise 5 % flags any of them in about 15 runs.
     rng = np.random.default_rng(0)
     called = 0
     for _ in range(300):
@@ -115,10 +115,10 @@ def test_several_candidates_are_judged_by_holm():
         columns |= {(f"b{i}", "wall"): rng.lognormal(0, 0.1, 40) for i in range(12)}
         found = headline(claims(experiment(columns, looks=(), equivalence=1e-9)))
         called += any(c.verdict in (Verdict.FASTER, Verdict.SLOWER) for c in found)
-    assert called <= 25  # a true 5 % gives more once in 100 times
+    assert called <= 25  # a true 5 % exceeds this once in 100 times
 
 
-def test_one_clear_winner_does_not_hide_behind_many_equal_arms():
+def test_one_clear_winner_is_found_among_many_equal_arms():
     columns = {("a", "wall"): noisy(1)}
     columns |= {(f"b{i}", "wall"): noisy(1, seed=i + 1) for i in range(10)}
     columns["fast", "wall"] = noisy(0.8, seed=99)
@@ -126,7 +126,7 @@ def test_one_clear_winner_does_not_hide_behind_many_equal_arms():
     assert verdicts["fast"] is Verdict.FASTER
 
 
-def test_a_run_that_stopped_for_what_it_saw_has_wider_intervals_than_one_out_of_budget():
+def test_a_run_that_stopped_early_has_wider_intervals_than_one_out_of_budget():
     columns = {("a", "wall"): noisy(1, 40), ("b", "wall"): noisy(1.05, 40, seed=1)}
     budget = only(claims(experiment(columns)))
     for events in ((Event(40, "stop", {"reason": "narrow"}),), ()):
@@ -134,13 +134,13 @@ def test_a_run_that_stopped_for_what_it_saw_has_wider_intervals_than_one_out_of_
         assert seen.high - seen.low > budget.high - budget.low
 
 
-def test_claims_are_the_same_to_the_last_digit_every_time():
+def test_claims_are_reproducible_to_the_last_digit():
     columns = {("a", "wall"): noisy(1), ("b", "wall"): noisy(1.02, seed=1)}
     made = experiment(columns, derived=("throughput", "wall_p90"))
     assert repr(claims(made)) == repr(claims(replace(made)))
 
 
-def test_blocks_are_paired_by_number_and_warm_up_is_left_out():
+def test_blocks_are_paired_by_number_and_warm_up_is_excluded():
     made = experiment({("a", "wall"): [1.0, 2, 4, 8], ("b", "wall"): [3.0, 3, 3, 3]})
     shifted = Series(np.array([10.0, 20.0, 40.0]), np.array([1, 2, 7], np.int32))
     made = replace(made, series={**made.series, ("b", "wall", Phase.MEASURE): shifted})
@@ -158,7 +158,7 @@ def test_a_failed_candidate_keeps_its_blocks_but_gets_no_verdict():
     assert claim.blocks == 20
 
 
-def test_a_candidate_that_failed_before_it_was_measured_is_a_row_and_chooses_no_clock():
+def test_a_candidate_that_failed_before_measuring_is_a_row_and_affects_no_clock():
     columns = {
         (arm, metric): noisy(ratio, seed=seed)
         for arm, ratio, seed in (("a", 1, 0), ("b", 0.5, 1))
@@ -175,7 +175,7 @@ def test_a_candidate_that_failed_before_it_was_measured_is_a_row_and_chooses_no_
     ]
 
 
-def test_a_p99_from_too_few_blocks_is_refused_with_the_number_needed():
+def test_a_p99_from_too_few_blocks_is_refused_with_the_required_number():
     columns = {("a", "wall"): noisy(1), ("b", "wall"): noisy(1, seed=1)}
     found = claims(experiment(columns, derived=("wall_p99",)))
     claim = next(c for c in found if c.metric == "wall_p99")
@@ -192,13 +192,13 @@ def test_more_throughput_is_faster():
     assert claim.verdict is Verdict.FASTER
 
 
-def test_metrics_that_are_not_positive_carry_no_claim():
+def test_nonpositive_metrics_carry_no_claim():
     columns = {("a", "wall"): noisy(1), ("b", "wall"): noisy(1, seed=1)}
     columns |= {("a", "bytes"): np.zeros(40), ("b", "bytes"): np.ones(40)}
     assert {claim.metric for claim in claims(experiment(columns))} == {"wall"}
 
 
-# Which metric carries the claim.
+# The choice of the metric that carries the claim.
 
 
 def times(wall, cpu, delay=None):
@@ -210,44 +210,44 @@ def times(wall, cpu, delay=None):
     return experiment(columns, primary=AUTO)
 
 
-def test_cpu_time_speaks_for_one_computing_thread():
+def test_cpu_time_decides_for_one_computing_thread():
     metric, reason = carrier(times(noisy(1), noisy(0.995), noisy(0.001)))
     assert metric == "cpu"
     assert "one thread" in reason
 
 
-def test_cpu_time_speaks_when_contention_explains_the_wait():
+def test_cpu_time_decides_if_contention_explains_the_wait():
     metric, reason = carrier(times(np.full(40, 2e7), np.full(40, 1e7), np.full(40, 1e7)))
     assert metric == "cpu"
     assert "50 % of wall" in reason
 
 
-def test_wall_time_speaks_for_what_waits():
+def test_wall_time_decides_for_waiting_work():
     metric, reason = carrier(times(np.full(40, 2e7), np.full(40, 1e7), np.zeros(40) + 1e3))
     assert metric == "wall"
     assert "waits during 50 %" in reason
 
 
-def test_wall_time_speaks_for_several_threads():
+def test_wall_time_decides_for_several_threads():
     assert carrier(times(np.full(40, 1e7), np.full(40, 1.9e7), np.ones(40)))[0] == "wall"
-    # Two threads on one contended core look like one by their CPU time, not by their queueing.
+    # By CPU time two threads on one contended core look like one, but not by their queueing.
     metric, reason = carrier(times(np.full(40, 2e7), np.full(40, 1.8e7), np.full(40, 1e7)))
     assert metric == "wall"
     assert "several threads" in reason
 
 
-def test_without_the_queues_clock_the_least_disturbed_samples_decide():
+def test_without_the_queueing_clock_the_least_disturbed_samples_decide():
     contended = np.where(np.arange(40) % 3 == 0, 1e7, 3e7)
     assert carrier(times(contended, np.full(40, 1e7)))[0] == "cpu"
     assert carrier(times(np.full(40, 3e7), np.full(40, 1e7)))[0] == "wall"
 
 
-def test_wall_time_speaks_where_cpu_time_is_missing():
+def test_wall_time_decides_if_cpu_time_is_missing():
     made = experiment({("a", "wall"): noisy(1), ("b", "wall"): noisy(1)}, primary=AUTO)
     assert carrier(made)[0] == "wall"
 
 
-def test_what_was_asked_for_carries_the_claim():
+def test_a_requested_metric_carries_the_claim():
     made = replace(times(noisy(1), noisy(1)), settings=ExperimentSettings("a", primary="wall"))
     found = claims(made)
     assert {c.metric for c in headline(found)} == {"wall"}
@@ -262,15 +262,15 @@ def test_two_candidates_can_be_compared_with_each_other():
     assert found.low <= 2 <= found.high
 
 
-def test_a_ranking_carries_the_places_each_arm_may_have():
+def test_a_ranking_has_the_possible_ranks_of_each_arm():
     columns = {("a", "wall"): noisy(2), ("b", "wall"): noisy(1, seed=1)}
     columns |= {("c", "wall"): noisy(2, seed=2), ("d", "wall"): noisy(3, seed=3)}
     places = ranks(experiment(columns))
     assert places == {"a": (2, 3), "b": (1, 1), "c": (2, 3), "d": (4, 4)}
 
 
-def test_ctrl_c_may_have_been_pressed_at_a_lucky_moment():
-    # 50 blocks are no planned look: only the end of a budget may use all that is left of the error.
+def test_an_interrupt_spends_no_more_error_than_a_look():
+    # 50 blocks are not a planned look: only the end of a budget may use all the remaining error.
     columns = {("a", "wall"): noisy(1, 50), ("b", "wall"): noisy(1.05, 50, seed=1)}
     width = {}
     for reason in ("budget", "blocks", "ended", "interrupted", "failed", "narrow"):
@@ -281,8 +281,8 @@ def test_ctrl_c_may_have_been_pressed_at_a_lucky_moment():
     assert width["interrupted"] == width["failed"] == width["narrow"] > width["budget"]
 
 
-def test_what_holms_procedure_rejected_costs_the_others_nothing():
-    # Of three, two are clear at once: the third is judged, and printed, at the whole error.
+def test_hypotheses_rejected_by_holm_cost_the_others_nothing():
+    # Two of three are clear together: the third is judged, and printed, at the full error.
     columns = {("a", "wall"): noisy(1)}
     columns |= {("x", "wall"): noisy(0.5, seed=1), ("y", "wall"): noisy(2, seed=2)}
     columns["z", "wall"] = noisy(1, seed=3)

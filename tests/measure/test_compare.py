@@ -1,4 +1,4 @@
-"""`measure.compare`: from two functions to a verdict that can be believed."""
+"""`measure.compare`: from two functions to a reliable verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]
 
 
 def compare(arms, **options):
-    # On a clock that is known a run is narrow enough long before, and always the same.
+    # On a simulated clock a run is narrow enough long before, and deterministic.
     options = {"budget": "60s", "environment": ENVIRONMENT, **options}
     plan = measure.RunPlan(minimum_warmup_s=0.0, maximum_warmup_s=0.0, red_factor=1.0)
     options.setdefault("plan", plan)
@@ -29,11 +29,11 @@ def compare(arms, **options):
 
 @pytest.fixture
 def work(clock):
-    """What does as much as told on a clock that nothing else moves."""
+    """Return a function that takes this work on a clock that nothing else advances."""
     return lambda n: lambda: clock.work(10.0 * n)
 
 
-def test_half_the_work_is_faster_and_the_ratio_says_by_how_much(work):
+def test_half_the_work_is_faster_by_that_ratio(work):
     result = compare({"base": work(40_000), "fast": work(20_000)})
     assert result.verdict is Verdict.FASTER
     low, high = result.ratio("fast", "base").ci
@@ -41,7 +41,7 @@ def test_half_the_work_is_faster_and_the_ratio_says_by_how_much(work):
 
 
 def compare_really(arms, **options):
-    """As many blocks on a machine that is busy as on one that is not."""
+    """Compare with as many blocks on a busy machine as on an idle one."""
     plan = measure.RunPlan(
         minimum_warmup_s=0.0, maximum_warmup_s=0.0, maximum_blocks=20, red_factor=1.0
     )
@@ -51,11 +51,11 @@ def compare_really(arms, **options):
 def test_functions_are_really_timed():
     arms = {"base": lambda: sum(range(40_000)), "fast": lambda: sum(range(10_000))}
     claim = compare_really(arms, metrics=["cpu"]).ratio("fast", metric="cpu")
-    # How sure that is, and so the verdict, is up to the machine.
+    # How certain that is, and so the verdict, depends on the machine.
     assert 0.05 < claim.ratio < 0.8
 
 
-def test_an_arm_that_waits_is_judged_by_wall_time(clock):
+def test_a_waiting_arm_is_judged_by_wall_time(clock):
     result = compare({"base": lambda: clock.wait(6e6), "slow": lambda: clock.wait(9e6)})
     claim = result.ratio("slow")
     assert claim.metric == "wall"
@@ -80,9 +80,9 @@ def test_both_clocks_are_recorded_and_one_carries_the_claim(work):
 
 
 @pytest.mark.skipif(not memory.resettable(), reason="peaks cannot be reset here")
-def test_peak_memory_is_what_a_call_needs():
-    # In a process of its own: one that has run for long may serve a call from memory that it
-    # freed and still holds, and then the call needs nothing more.
+def test_peak_memory_is_that_of_a_call():
+    # In a separate process: a long-running one may serve a call from memory that it
+    # freed and still holds, so that the call needs no new memory.
     code = """
 from slipstream.measure import compare
 
@@ -111,12 +111,12 @@ def test_several_candidates_have_several_verdicts(work):
     assert "not corrected" in between.reason
 
 
-def test_the_baseline_may_be_any_arm(work):
+def test_any_arm_may_be_the_baseline(work):
     result = compare({"fast": work(20_000), "base": work(40_000)}, baseline="base")
     assert result.ratio("fast").ratio < 0.7
 
 
-def test_it_prints_and_saves_and_the_store_gives_it_back(tmp_path, work):
+def test_it_prints_and_saves_and_loads_from_the_store(tmp_path, work):
     result = compare({"base": work(40_000), "fast": work(20_000)})
     assert "fast" in str(result)
     identity = result.save(tmp_path / "r.db")
@@ -131,7 +131,7 @@ def test_a_store_keeps_it_while_it_runs(tmp_path, work):
         assert store.load("last").status == "complete"
 
 
-def test_speed_without_quality_is_refused_for_what_changes_numerics(work):
+def test_speed_without_quality_is_refused_for_techniques_that_change_numerics(work):
     arms = {"base": work(40_000), "fast": work(20_000)}
     with pytest.raises(InvalidArgumentError, match="'fast' changes numerics"):
         compare(arms, changes_numerics=["fast"])
@@ -141,7 +141,7 @@ def test_speed_without_quality_is_refused_for_what_changes_numerics(work):
     assert (row["lost"], row["gained"]) == (1, 0)
 
 
-def test_arms_that_return_different_shapes_are_not_the_same_work():
+def test_arms_that_return_different_shapes_do_different_work():
     import numpy as np
 
     arms = {"base": lambda: np.ones((3, 4)), "fast": lambda: np.ones((3, 5))}
@@ -163,7 +163,7 @@ def test_arms_that_return_different_shapes_are_not_the_same_work():
         ({"a": print, "b": 3}, {}, "arm 'b'", ""),
     ],
 )
-def test_what_cannot_be_compared_is_refused(arms, options, argument, what):
+def test_incomparable_arms_are_refused(arms, options, argument, what):
     with pytest.raises(InvalidArgumentError) as error:
         compare(arms, **options)
     assert error.value.argument == argument

@@ -1,4 +1,4 @@
-"""The environment: complete, sensitive to what matters, blind to who and where."""
+"""The environment: complete, sensitive to relevant changes, without names of users or places."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipstream.measure.environment import capture, differences, from_facts, mac
 from slipstream.measure.records import Environment
 from slipstream.measure.redact import Redactor
 
-# What the specification asks for, by the beginning of the facts' names.
+# Required facts, by the beginning of their names.
 _REQUIRED = (
     "cpu.model", "cpu.stepping", "cpu.flags", "cpu.logical", "cpu.physical", "cpu.smt",
     "machine.affinity", "machine.cpu_quota", "cpu.numa_nodes", "cpu.cache", "cpu.governor",
@@ -55,11 +55,11 @@ def here() -> Environment:
 
 
 @pytest.mark.parametrize("name", _REQUIRED)
-def test_every_field_asked_for_is_there(here: Environment, name: str) -> None:
+def test_every_required_field_is_present(here: Environment, name: str) -> None:
     assert any(found.startswith(name) for found in here.facts)
 
 
-def test_facts_are_json_and_say_unreadable_rather_than_nothing(here: Environment) -> None:
+def test_facts_are_json_and_unreadable_ones_are_marked(here: Environment) -> None:
     assert from_facts(json.loads(json.dumps(dict(here.facts)))) == here
     assert not [name for name, value in here.facts.items() if value == ""]
 
@@ -70,7 +70,7 @@ def test_capturing_twice_gives_the_same_id(here: Environment) -> None:
     assert again.env_id == here.env_id
 
 
-def test_what_changes_by_the_second_is_recorded_but_not_hashed() -> None:
+def test_momentary_facts_are_recorded_but_not_hashed() -> None:
     a = from_facts({"cpu.model": "x", "now.cpu_mhz": "800"})
     b = from_facts({"cpu.model": "x", "now.cpu_mhz": "3600"})
     assert a.facts["now.cpu_mhz"] == "800"
@@ -184,34 +184,36 @@ def test_a_repository_s_settings_run_no_programs(repository: Path) -> None:
     assert not (repository / "sprung").exists()
 
 
-def test_outside_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_works_outside_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     facts = capture(torch=False).facts
     assert (facts["git.revision"], facts["git.dirty"]) == (None, None)
 
 
-def test_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_works_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert capture(torch=False).facts["git.revision"] is None
 
 
-def test_torch_is_not_imported_unless_asked_for() -> None:
+def test_torch_is_imported_only_on_request() -> None:
     facts = _captured("import sys").facts
     assert facts["torch.version"]
     assert "torch.threads" not in facts
     assert _captured("import torch").facts["torch.threads"] == 1
-    # Where it is there anyway, it is asked.
+    # If it is already imported, it is queried.
     threads = importlib.import_module("torch").get_num_threads()
     assert capture(torch=False).facts["torch.threads"] == threads
 
 
-def test_looking_changes_nothing_for_the_user_s_code() -> None:
+def test_capturing_does_not_affect_the_user_s_code() -> None:
     before = dict(os.environ)
     capture(torch=False)
     assert dict(os.environ) == before
 
 
-def test_no_names_of_users_hosts_or_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_names_of_users_hosts_or_folders_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "home" / "zaphod"
     project = home / "secret-project"
     project.mkdir(parents=True)
@@ -247,11 +249,11 @@ def test_no_fact_of_this_machine_is_an_absolute_path(here: Environment) -> None:
 @pytest.mark.parametrize(
     "text", ["GNU/Linux", "12 MB/s", "https://example.com/a", "a/b/c.py", "x = 4 / 2", "-O2 -fPIC"]
 )
-def test_what_is_no_absolute_path_stays(text: str) -> None:
+def test_a_value_that_is_not_an_absolute_path_stays(text: str) -> None:
     assert Redactor()(text) == text
 
 
-def test_the_machine_is_told_from_what_runs_on_it(here: Environment) -> None:
+def test_facts_of_the_machine_are_separate_from_those_of_the_process(here: Environment) -> None:
     facts = dict(here.facts)
     newer = from_facts({**facts, "torch.version": "99", "git.dirty": "x", "package.numpy": "9"})
     other = from_facts({**facts, "cpu.model": "another"})
@@ -260,18 +262,18 @@ def test_the_machine_is_told_from_what_runs_on_it(here: Environment) -> None:
     assert machine_id(other) != machine_id(here)
 
 
-def test_the_scheduling_priority_is_no_other_machine(here: Environment) -> None:
+def test_the_scheduling_priority_does_not_identify_the_machine(here: Environment) -> None:
     assert "now.nice" in here.facts
     facts = dict(here.facts)
     nicer = from_facts({**facts, "now.nice": 5})
     assert (machine_id(nicer), nicer.env_id) == (machine_id(here), here.env_id)
-    # As stores of older versions have it.
+    # As in stores of older versions.
     older = from_facts({**facts, "machine.nice": 0})
     assert machine_id(older) == machine_id(from_facts({**facts, "machine.nice": 5}))
     assert machine_id(older) == machine_id(here)
 
 
-def test_a_temperature_is_named_by_its_sensor_or_its_place(
+def test_a_temperature_is_named_by_its_sensor_or_its_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place, kind, temperature in (("0", "x86_pkg_temp\n", "41000\n"), ("1", "", "30000\n")):
@@ -284,19 +286,19 @@ def test_a_temperature_is_named_by_its_sensor_or_its_place(
     assert found == {"x86_pkg_temp": "41000", "thermal_zone1": "30000"}
 
 
-def test_a_field_only_one_side_has_differs() -> None:
+def test_a_field_of_one_side_only_differs() -> None:
     assert differences(from_facts({"a.b": None}), from_facts({})) == ("a.b",)
 
 
 def _nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """A stand-in: this machine need not have a GPU."""
+    """A fake: this machine need not have a GPU."""
     file = folder / "nvidia-smi"
     file.write_text(f"#!{sys.executable}\n" + textwrap.dedent(program))
     file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_gpus_are_told_apart_and_their_clocks_not_hashed(
+def test_gpus_are_distinguished_and_their_clocks_not_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _nvidia_smi(
@@ -319,7 +321,7 @@ def test_gpus_are_told_apart_and_their_clocks_not_hashed(
 
 
 @pytest.mark.parametrize("program", ["raise SystemExit(9)", "print('garbage')"])
-def test_a_driver_that_does_not_answer_is_unreadable_and_not_zero(
+def test_an_unresponsive_driver_is_unreadable_and_not_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     _nvidia_smi(tmp_path, monkeypatch, program)

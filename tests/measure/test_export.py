@@ -1,4 +1,4 @@
-"""Exports hold every sample, in formats other programs read."""
+"""Exports have every sample, in formats that other programs read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MADE = experiment(experiment_id="e1", predictions={"fast": prediction()})
 _SAMPLES = sum(s.values.size for s in _MADE.series.values())
 
 
-def test_json_lines_hold_everything(tmp_path: Path) -> None:
+def test_json_lines_have_everything(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     assert export([(_MADE, [claim(high=math.inf)]), (_MADE, [])], "jsonl", path) == 2
     first, second = map(json.loads, path.read_text().splitlines())
@@ -34,7 +34,7 @@ def test_json_lines_hold_everything(tmp_path: Path) -> None:
     assert found == {key: s.values.tolist() for key, s in _MADE.series.items()}
 
 
-def test_csv_holds_every_sample_exactly(tmp_path: Path) -> None:
+def test_csv_has_every_sample_exactly(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
     assert export([(_MADE, [])], "csv", path) == _SAMPLES
     with path.open(newline="") as file:
@@ -60,7 +60,7 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parquet_holds_every_sample_exactly(tmp_path: Path) -> None:
+def test_parquet_has_every_sample_exactly(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyarrow") is None:
         pytest.skip("pyarrow is not installed")
     path = tmp_path / "r.parquet"
@@ -94,7 +94,7 @@ def test_a_failed_export_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_text_with_commas_and_line_ends_survives(tmp_path: Path) -> None:
+def test_text_with_commas_and_line_breaks_round_trips(tmp_path: Path) -> None:
     title = 'a, "b"\nc'
     made = experiment(title=title, series={("base", "wall", Phase.MEASURE): series([1.0])})
     export([(made, [])], "csv", tmp_path / "r.csv")

@@ -1,4 +1,4 @@
-"""The gate: colours by what is read, honest about what is not."""
+"""The gate: colours from readings, and unreadable sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_reading_names_a_reason_for_every_colour_but_green():
     ("pressure", "level"),
     [(0.0, gate.Level.GREEN), (20.0, gate.Level.AMBER), (99.0, gate.Level.RED)],
 )
-def test_pressure_alone_decides_the_colour_when_all_else_is_silent(monkeypatch, pressure, level):
+def test_pressure_alone_sets_the_colour_without_other_readings(monkeypatch, pressure, level):
     monkeypatch.setattr(gate, "_LIMITS", {"pressure_percent": gate._LIMITS["pressure_percent"]})
     monkeypatch.setattr(gate, "_pressure", lambda: pressure)
     reading = gate.Gate().read()
@@ -34,7 +34,7 @@ def test_one_red_outweighs_any_number_of_ambers(monkeypatch):
     assert gate.Gate().read().level is gate.Level.RED
 
 
-def test_without_proc_everything_it_told_is_called_unreadable(monkeypatch, tmp_path):
+def test_without_proc_its_readings_are_unreadable(monkeypatch, tmp_path):
     class Elsewhere(type(Path())):
         def __new__(cls, *parts):
             moved = [str(part).lstrip("/") for part in parts]
@@ -47,7 +47,7 @@ def test_without_proc_everything_it_told_is_called_unreadable(monkeypatch, tmp_p
         assert name not in reading.values
 
 
-def test_counters_are_rates_since_the_reading_before(monkeypatch):
+def test_counters_are_rates_since_the_previous_reading(monkeypatch):
     counts = iter([100.0, 100.0, 400.0])
     monkeypatch.setattr(gate, "_preemptions", lambda: {"preemptions": next(counts)})
     clock = iter([0.0, 1.0, 3.0])
@@ -68,7 +68,7 @@ def test_more_time_detects_smaller_differences(monkeypatch, clock):
     assert long.wall == pytest.approx(long.cpu, rel=0.01)
 
 
-def test_the_probe_of_what_can_be_detected_takes_time():
+def test_the_probe_of_the_detectable_difference_takes_time():
     found = gate.detectable(5, probe_s=0.2)
     assert found.blocks >= 8
     assert found.cpu >= 0
@@ -93,7 +93,7 @@ def test_a_process_that_loses_its_core_often_is_disturbed(monkeypatch, per_s, le
     ("pressure", "load", "expected"),
     [(20.0, 9.0, ""), (80.0, 0.0, "80 %"), (None, 9.0, "9.0 per core"), (None, 0.5, "")],
 )
-def test_a_busy_machine_is_told_at_once(monkeypatch, pressure, load, expected):
+def test_a_busy_machine_is_reported_immediately(monkeypatch, pressure, load, expected):
     monkeypatch.setattr(gate, "_pressure", lambda: pressure)
     monkeypatch.setattr(gate.os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(gate.os, "cpu_count", lambda: 1)

@@ -1,4 +1,4 @@
-"""Instability is what its definition says, and a difference of equal models is seldom declared."""
+"""Instability follows its definition, and equal models are seldom declared different."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_equal_models_seldom_differ() -> None:
     rng = np.random.default_rng(0)
     declared = 0
     for _ in range(500):
-        # Items differ in how easily they are disturbed; both models are disturbed alike.
+        # Items differ in how easily they are disturbed; both models are disturbed equally.
         chance = rng.beta(0.5, 4, 400)
         first, second = (rng.random(400) < chance for _ in range(2))
         declared += metric.Reduction.of(first, second).p_value < 0.05
@@ -65,12 +65,12 @@ def test_a_reduction_and_its_interval() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 0)])
-def test_what_cannot_disagree_is_refused(shape: tuple[int, int]) -> None:
+def test_inputs_that_cannot_disagree_are_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(InvalidArgumentError):
         metric.unstable(np.zeros(shape, bool))
 
 
-def test_reductions_are_of_the_same_items() -> None:
+def test_reductions_require_the_same_items() -> None:
     with pytest.raises(InvalidArgumentError, match=r"items.*\b3\b.*\b4\b"):
         metric.Reduction.of(np.zeros(3, bool), np.zeros(4, bool))
 

@@ -1,4 +1,4 @@
-"""Launches: what another process of the same side costs is a part of the interval."""
+"""Launches: the variation between processes of one side is part of the interval."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]
 def launches_of(
     rng: np.random.Generator, count: int, blocks: int, spread: float, noise: float = 0.03
 ) -> list[Floats]:
-    """Log ratios of two equal sides, each of whose processes differs from the next by `spread`."""
+    """Return log ratios of two equal sides, whose processes differ by `spread`."""
     between = rng.normal(0, spread, count) - rng.normal(0, spread, count)
     return [mean + rng.normal(0, noise, blocks) for mean in between]
 
 
 @pytest.mark.parametrize(
     ("count", "widest"),
-    # Known to be possible: 1.9 of three, by how few they are (see the module `statistics`).
+    # Known to be possible: 1.9 of three, because they are few (see the module `statistics`).
     [(3, 1.9), (4, 1.5), (5, 1.3), (6, 1.3)],
 )
-def test_intervals_cover_whatever_lies_between_launches_and_cost_little_where_nothing_does(
+def test_intervals_cover_any_variation_between_launches_at_little_cost_without_it(
     count: int, widest: float
 ) -> None:
     rng, runs, blocks = np.random.default_rng(count), 1000, 20
@@ -99,7 +99,7 @@ def test_intervals_cover_whatever_lies_between_launches_and_cost_little_where_no
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 6])
-def test_one_odd_launch_neither_moves_the_estimate_nor_is_called_a_difference(count: int) -> None:
+def test_one_odd_launch_neither_moves_the_estimate_nor_decides_the_verdict(count: int) -> None:
     rng = np.random.default_rng(0)
     launches = launches_of(rng, count, 20, 0.0, noise=0.01)
     launches[1] -= 0.25
@@ -111,7 +111,7 @@ def test_one_odd_launch_neither_moves_the_estimate_nor_is_called_a_difference(co
     assert statistics.median_interval(launches[1], 0.95).excludes(0.0)
 
 
-def test_launches_alike_by_chance_are_no_narrower_than_their_blocks_allow() -> None:
+def test_launches_equal_by_chance_are_no_narrower_than_their_blocks_allow() -> None:
     values = np.random.default_rng(0).normal(0, 0.05, 30)
     launches = [values - np.median(values)] * 4
     found = statistics.launches_interval(launches, 0.95)
@@ -121,15 +121,15 @@ def test_launches_alike_by_chance_are_no_narrower_than_their_blocks_allow() -> N
     assert statistics.launches_excess(launches, 0.95) == 0.0
 
 
-def test_values_that_never_change_within_a_launch_have_the_spread_between_launches() -> None:
+def test_values_constant_within_a_launch_have_the_spread_between_launches() -> None:
     found = statistics.launches_interval([np.full(6, value) for value in (1.0, 2.0, 3.0)], 0.95)
-    # Student's t of two degrees of freedom, at a standard error of 1 / sqrt(3).
+    # Student's t with two degrees of freedom, at a standard error of 1 / sqrt(3).
     assert (found.low, found.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-3)
     same = statistics.launches_interval([np.full(6, 2.0)] * 3, 0.95)
     assert (same.low, same.estimate, same.high) == (2.0, 2.0, 2.0)
 
 
-# What a record with launches says.
+# Records with launches.
 
 
 def experiment(
@@ -169,7 +169,7 @@ def carried(made: Experiment) -> dict[str, Claim]:
     return {claim.arm: claim for claim in headline(claims(made))}
 
 
-def test_one_odd_process_of_the_baseline_does_not_carry_the_table() -> None:
+def test_one_odd_process_of_the_baseline_does_not_decide_the_table() -> None:
     found = carried(experiment(ODD))
     assert found["b"].ratio == pytest.approx(1.0, abs=0.01)
     assert found["b"].low < 0.95
@@ -177,7 +177,7 @@ def test_one_odd_process_of_the_baseline_does_not_carry_the_table() -> None:
     assert (found["b"].verdict, found["b"].further_blocks) == (Verdict.INCONCLUSIVE, None)
     assert found["fast"].verdict is Verdict.FASTER
     assert {claim.launches for claim in found.values()} == {5}
-    # That process alone makes everything faster, and its own guard does not mind.
+    # That process alone makes everything faster, and its own guard does not detect it.
     alone = claims(experiment({arm: of_launch[:1] for arm, of_launch in ODD.items()}))
     assert {claim.verdict for claim in headline(alone)} == {Verdict.FASTER}
     assert {claim.verdict for claim in alone if claim.arm == "a'"} <= {
@@ -185,7 +185,7 @@ def test_one_odd_process_of_the_baseline_does_not_carry_the_table() -> None:
     }  # fmt: skip
 
 
-def test_the_guard_compares_one_process_with_itself_however_processes_differ() -> None:
+def test_the_guard_compares_one_process_with_itself() -> None:
     spread = experiment({"a": [1.0, 1.3, 0.8, 1.1], "b": [1.0, 0.9, 1.2, 1.0]})
     level = experiment({"a": [1.0] * 4, "b": [1.0] * 4})
     first, second = (
@@ -195,7 +195,7 @@ def test_the_guard_compares_one_process_with_itself_however_processes_differ() -
     assert first.verdict is not Verdict.UNTRUSTWORTHY
 
 
-def test_a_statistic_of_blocks_gets_what_launches_add_to_the_median() -> None:
+def test_a_statistic_of_blocks_gets_the_variation_of_launches() -> None:
     pair = {"a": ODD["a"], "b": ODD["b"]}
     made = replace(experiment(pair, derived=("throughput", "cpu_p90")))
     series = {
@@ -216,7 +216,7 @@ def test_a_statistic_of_blocks_gets_what_launches_add_to_the_median() -> None:
         assert apart[metric].high > together[metric].high
 
 
-def test_the_side_whose_processes_differ_is_named_in_a_sentence() -> None:
+def test_the_side_whose_processes_differ_is_reported() -> None:
     made = experiment(ODD)
     spreads = {spread.arm: spread for spread in launch_spreads(made, "cpu")}
     assert len(spreads["a"].medians) == 5
@@ -234,7 +234,7 @@ def test_the_side_whose_processes_differ_is_named_in_a_sentence() -> None:
     assert not any(event["kind"] == LAUNCH for event in payload["warnings"])
 
 
-def test_processes_that_do_not_differ_are_not_spoken_of() -> None:
+def test_processes_that_do_not_differ_are_not_mentioned() -> None:
     rng = np.random.default_rng(1)
     mentions = 0
     for seed in range(40):
@@ -248,7 +248,7 @@ def test_processes_that_do_not_differ_are_not_spoken_of() -> None:
         assert seed == 0 or mentions <= 8  # two sides, about one in twenty each
 
 
-def test_records_of_before_are_one_launch() -> None:
+def test_records_without_launches_are_one_launch() -> None:
     made = made_up.experiment()
     assert launch_starts(made.events) == ()
     assert set(launch_of(np.arange(60, dtype=np.int32), ())) == {0}
@@ -262,7 +262,7 @@ def test_records_of_before_are_one_launch() -> None:
     assert codec.from_json(Claim, codec.to_json(of_claim)) == made_up.claim()
 
 
-# How many.
+# The number of launches.
 
 
 def cost(left_s: float = 60.0, opening_s: float = 1.0, **more: float) -> LaunchCost:
@@ -283,13 +283,13 @@ def cost(left_s: float = 60.0, opening_s: float = 1.0, **more: float) -> LaunchC
         (cost(warming_s=40.0, longest_warming_s=40.0), 3),
     ],
 )
-def test_as_many_launches_as_opening_takes_half_the_time(
+def test_launches_are_limited_so_that_opening_takes_half_the_time(
     of_cost: LaunchCost, expected: int
 ) -> None:
     assert launches_that_fit(MAX_LAUNCHES, of_cost) == expected
 
 
-def test_one_process_is_told_with_the_budget_that_has_three() -> None:
+def test_a_single_process_is_reported_with_the_budget_for_three() -> None:
     costly = cost(opening_s=20.0)
     assert re.search(r"\b82\.0 s\b.*\b3\b", why_one_process(costly))
     assert launches_that_fit(MAX_LAUNCHES, replace(costly, left_s=82.0)) == 3
@@ -305,7 +305,7 @@ def test_the_command_offers_as_many_as_the_library() -> None:
 
 
 class Clock:
-    """The runner's clock, which passes only while arms open and are measured."""
+    """The runner's clock, which advances only while arms open and are measured."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -326,7 +326,7 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Process(Arm):
-    """An arm each of whose processes costs what it has drawn."""
+    """An arm each of whose processes has a random cost."""
 
     process: Home = "own"
 
@@ -385,14 +385,14 @@ def stop_reason(made: Experiment) -> str:
     return next(str(e.detail["reason"]) for e in made.events if e.kind == "stop")
 
 
-def test_arms_are_opened_anew_within_the_budget_and_every_block_knows_its_launch(
+def test_arms_are_reopened_within_the_budget_and_every_block_has_its_launch(
     passing: Clock,
 ) -> None:
     arms = pair(passing)
     made = measured(arms, target_rel_width=1e-9)
     assert [arm.opened for arm in arms] == [6, 6]
     assert not any(arm.is_open for arm in arms)
-    # The first opening comes on top of the budget.
+    # The first opening is in addition to the budget.
     assert passing.now == pytest.approx(62.0, abs=0.5)
     assert stop_reason(made) == "launches"
     assert [e.detail for e in made.events if e.kind == LAUNCH] == [
@@ -412,7 +412,7 @@ def test_arms_are_opened_anew_within_the_budget_and_every_block_knows_its_launch
     assert notes == ["of eight samples"] * 2
 
 
-def test_a_look_ends_a_launch_and_the_last_launch_the_run(passing: Clock) -> None:
+def test_a_look_ends_a_launch_and_the_last_launch_ends_the_run(passing: Clock) -> None:
     arms = pair(passing, noise=0.002)
     progress: list[Progress] = []
     made = run(
@@ -428,20 +428,20 @@ def test_a_look_ends_a_launch_and_the_last_launch_the_run(passing: Clock) -> Non
     assert {now.launches for now in progress if now.phase == "measure"} == {6}
 
 
-def test_costly_opening_leaves_one_launch_and_the_run_says_so(passing: Clock) -> None:
+def test_costly_opening_leaves_one_launch_which_is_reported(passing: Clock) -> None:
     arms = pair(passing, opening_s=10.0)
     made = measured(arms)
     assert [arm.opened for arm in arms] == [1, 1]
     assert launch_starts(made.events) == ()
     notes = [str(event.detail["what"]) for event in made.events if event.kind == "note"]
     assert any("one process" in note for note in notes)
-    # As many as are wanted: one is no matter for a note.
+    # As many as requested: a single one needs no note.
     plain = measured(pair(passing, opening_s=10.0), launches=1)
     assert not any("one process" in str(event.detail) for event in plain.events)
 
 
 @pytest.mark.parametrize(("until", "launches"), [(math.inf, 3), (45.0, 2)])
-def test_at_least_three_launches_are_made_even_where_opening_gets_slower(
+def test_at_least_three_launches_are_made_even_if_opening_gets_slower(
     passing: Clock, until: float, launches: int
 ) -> None:
     arms = pair(passing, opening_s=3.0)
@@ -453,26 +453,26 @@ def test_at_least_three_launches_are_made_even_where_opening_gets_slower(
 
     arms[1] = Slower("b", itertools.repeat(1.0), passing, opening_s=3.0)
     made = measured(arms, plan=replace(QUICK, until=until), target_rel_width=1e-9)
-    # A time limit of its own is kept.
+    # An explicit time limit is respected.
     assert len(launch_starts(made.events)) == launches
     assert stop_reason(made) == "budget"
 
 
-def test_what_warming_up_takes_is_the_time_of_all_its_samples(passing: Clock) -> None:
+def test_warm_up_time_counts_all_its_samples(passing: Clock) -> None:
     plan = replace(QUICK, minimum_warmup_s=4.0, maximum_warmup_s=4.0)
-    # Four seconds each for two sides leave time for three launches of the six.
+    # Four seconds each for two sides leave time for three of the six launches.
     made = measured(pair(passing), plan=plan, target_rel_width=1e-9, budget_s=30.0)
     assert len(launch_starts(made.events)) == 3
 
 
-def test_blocks_are_shared_by_the_launches(passing: Clock) -> None:
+def test_blocks_are_divided_among_launches(passing: Clock) -> None:
     plan = replace(QUICK, maximum_blocks=40)
     made = measured(pair(passing), plan=plan, target_rel_width=1e-9, launches=3)
     assert launch_starts(made.events) == (0, 13, 26)
     assert len(made.series["a", "wall", Phase.MEASURE].values) == 40
 
 
-def test_a_candidate_that_cannot_be_opened_again_leaves_and_the_others_go_on(
+def test_a_candidate_that_cannot_be_reopened_leaves_and_the_others_continue(
     passing: Clock,
 ) -> None:
     arms = [*pair(passing), Process("c", itertools.repeat(1.0), passing)]
@@ -484,7 +484,7 @@ def test_a_candidate_that_cannot_be_opened_again_leaves_and_the_others_go_on(
     assert {claim.arm: claim.launches for claim in headline(claims(made))}["c"] == 2
 
 
-def test_a_script_that_ends_begins_again_and_the_run_ended_early(passing: Clock) -> None:
+def test_a_script_that_ends_is_restarted_and_the_run_ended_early(passing: Clock) -> None:
     arms = pair(passing, steps=30)
     made = measured(arms, target_rel_width=1e-9)
     assert [arm.opened for arm in arms] == [6, 6]
@@ -493,7 +493,7 @@ def test_a_script_that_ends_begins_again_and_the_run_ended_early(passing: Clock)
     assert 15 <= sizes.min() <= sizes.max() <= 30
 
 
-def test_launches_are_kept_and_an_interrupted_run_goes_on_in_others(
+def test_launches_are_stored_and_an_interrupted_run_continues_with_new_ones(
     passing: Clock, tmp_path: Path
 ) -> None:
     settings = ExperimentSettings("a", primary="wall", launches=3, target_rel_width=1e-9)
@@ -502,7 +502,7 @@ def test_launches_are_kept_and_an_interrupted_run_goes_on_in_others(
         made = run(arms, settings, environment=ENVIRONMENT, plan=QUICK, sink=store.sink())
         assert launch_starts(store.load("last").events) == launch_starts(made.events)
         assert store.recompute("last") == store.claims("last")
-        # Killed: what was recorded of two launches, and no end of it.
+        # Killed: two launches were recorded, without an end.
         cut = replace(made, events=tuple(e for e in made.events if e.kind != "stop"))
         running = runner._Run({arm.name: arm for arm in pair(passing)}, settings, "", ENVIRONMENT,
                               QUICK, None, None, [], {})  # fmt: skip
@@ -513,7 +513,7 @@ def test_launches_are_kept_and_an_interrupted_run_goes_on_in_others(
     assert {claim.launches for claim in headline(claims(whole))} == {6}
 
 
-def test_functions_of_this_process_are_one_launch_and_say_so() -> None:
+def test_functions_of_this_process_are_one_launch_which_is_reported() -> None:
     plan = replace(QUICK, maximum_blocks=8)
     functions = {"a": lambda: None, "b": lambda: None}
     found = compare(functions, budget=0.2, plan=plan, environment=ENVIRONMENT)
@@ -533,10 +533,10 @@ def test_two_launches_are_refused(passing: Clock) -> None:
 
 
 @pytest.mark.full
-def test_equal_sides_whose_processes_have_luck_stand_at_one(
+def test_equal_sides_with_varying_processes_have_a_ratio_of_one(
     forked_children: None, tmp_path: Path
 ) -> None:
-    """Real processes; each draws how much its steps cost, by a standard deviation of 10 %."""
+    """Real processes; each draws its cost, with a standard deviation of 10 %."""
     started = str(tmp_path / "started")
     held, alone = 0, 0
     for seed in range(20):
@@ -556,5 +556,5 @@ def test_equal_sides_whose_processes_have_luck_stand_at_one(
         alone += only.low <= 1 <= only.high
     # Fewer than 17 of 20 would be significantly below 95 % (one-sided, at 5 %).
     assert held >= 17
-    # One process a side, as it was: most say that a side which changes nothing does.
+    # With one process per side, as before launches, most runs claim a difference of equal sides.
     assert alone <= 10

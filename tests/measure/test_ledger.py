@@ -1,4 +1,4 @@
-"""The ledger: predictions meet what was measured, and the next interval learns from it."""
+"""The ledger: predictions are scored by measurements, and the next interval is calibrated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _score(stretch: float, sign: int = 1) -> Score:
     return Score(prediction(), measured, "id", residual, stretch)
 
 
-def test_a_later_measurement_of_the_same_thing_scores_a_prediction(store: Store) -> None:
+def test_a_later_measurement_of_the_same_technique_scores_a_prediction(store: Store) -> None:
     ledger = Ledger(store)
     ledger.record(prediction(), ENVIRONMENT)
     assert ledger.scores() == ()
@@ -44,7 +44,7 @@ def test_a_later_measurement_of_the_same_thing_scores_a_prediction(store: Store)
     assert score.inside
 
 
-def test_a_miss_on_the_short_side_is_measured_by_that_side(store: Store) -> None:
+def test_a_miss_on_the_short_side_is_scored_by_that_side(store: Store) -> None:
     Ledger(store).record(prediction(low=0.45))
     store.save(experiment(), [claim(ratio=0.4)])
     (score,) = Ledger(store).scores()
@@ -52,7 +52,7 @@ def test_a_miss_on_the_short_side_is_measured_by_that_side(store: Store) -> None
     assert not score.inside
 
 
-def test_a_prediction_is_scored_once_and_by_the_first(store: Store) -> None:
+def test_a_prediction_is_scored_once_by_the_first_measurement(store: Store) -> None:
     Ledger(store).record(prediction())
     first = store.save(experiment(), [claim(ratio=0.6)])
     store.save(experiment(), [claim(ratio=0.9)])
@@ -70,13 +70,13 @@ def test_a_prediction_is_scored_once_and_by_the_first(store: Store) -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_anything_else_scores_nothing(store: Store, other: dict[str, str]) -> None:
+def test_other_measurements_score_nothing(store: Store, other: dict[str, str]) -> None:
     Ledger(store).record(prediction(**other))
     store.save(experiment(), [claim()])
     assert Ledger(store).scores() == ()
 
 
-def test_what_an_experiment_was_begun_with_it_scores(store: Store) -> None:
+def test_an_experiment_scores_the_prediction_it_started_with(store: Store) -> None:
     attached = prediction(env_id="made elsewhere")
     arms = (ArmRecord("base"), ArmRecord("fast"))
     store.save(experiment(arms=arms, predictions={"fast": attached}), [claim()])
@@ -86,7 +86,7 @@ def test_what_an_experiment_was_begun_with_it_scores(store: Store) -> None:
 def _proved(
     store: Store, created: str, ratio: float = 0.6, threads: int = 1, **more: object
 ) -> str:
-    """As `prove` keeps it: arms named by technique, its own prediction, torch's facts recorded."""
+    """Return an experiment like those of `prove`: arms by technique, prediction, torch facts."""
     attached = prediction(
         ratio=0.6, low=0.55, high=0.65, created=created, detail={"threads": threads}
     )
@@ -102,14 +102,14 @@ def _proved(
     return store.save(proved, [claim(arm="lowrank:0.25", ratio=ratio)])
 
 
-def test_a_proof_scores_the_prediction_it_was_begun_with_and_no_other(store: Store) -> None:
+def test_a_proof_scores_only_the_prediction_it_started_with(store: Store) -> None:
     ledger = Ledger(store)
     older = prediction(ratio=0.9, low=0.8, high=0.95, created="2026-01-01T00:00:00Z")
     ledger.record(older, ENVIRONMENT)
     _proved(store, "2026-01-03T00:00:00Z")
     (score,) = ledger.scores()
     assert (score.prediction.ratio, score.inside) == (0.6, True)
-    # Proved again, it is still one piece of evidence: the latest measurement.
+    # Proved again, it is still one observation: the latest measurement.
     _proved(store, "2026-01-04T00:00:00Z", ratio=0.7)
     assert [score.inside for score in ledger.scores()] == [True, False]
     found = ledger.calibration(ENVIRONMENT, "cpu")
@@ -117,7 +117,7 @@ def test_a_proof_scores_the_prediction_it_was_begun_with_and_no_other(store: Sto
     assert "outside" in found.note
 
 
-def test_of_several_predictions_the_latest_is_scored(store: Store) -> None:
+def test_the_latest_of_several_predictions_is_scored(store: Store) -> None:
     ledger = Ledger(store)
     for day in (1, 2):
         ledger.record(prediction(ratio=0.5 + day / 100, created=f"2026-01-0{day}"), ENVIRONMENT)
@@ -126,7 +126,7 @@ def test_of_several_predictions_the_latest_is_scored(store: Store) -> None:
     assert [score.prediction.ratio for score in ledger.scores()] == [0.52]
 
 
-def test_the_same_machine_has_the_same_history_before_anything_was_recorded_there(
+def test_an_equal_machine_shares_the_history_before_its_first_record(
     store: Store,
 ) -> None:
     _proved(store, "2026-01-03T00:00:00Z")
@@ -135,7 +135,7 @@ def test_the_same_machine_has_the_same_history_before_anything_was_recorded_ther
     assert ledger.calibration(environment(cpu_model="another"), "cpu").n == 0
 
 
-def test_a_measurement_is_inside_or_not_unless_it_cannot_be_trusted() -> None:
+def test_a_measurement_is_inside_or_outside_unless_untrustworthy() -> None:
     def found(low: float, high: float, **changes: Any) -> dict[str, Any]:
         predicted = prediction(ratio=0.6, low=low, high=high)
         return Measured(claim(ratio=0.6, **changes), "2026-01-03", predicted=predicted).to_json()
@@ -164,18 +164,18 @@ def test_an_untrustworthy_claim_scores_nothing(store: Store) -> None:
     assert Ledger(store).scores() == ()
 
 
-def test_no_history_widens_nothing_and_says_so(store: Store) -> None:
+def test_an_empty_history_widens_nothing_and_is_reported(store: Store) -> None:
     store.save(experiment(), [claim()])
     found = Ledger(store).calibration(ENVIRONMENT.env_id, "cpu")
     assert (found.factor, found.level, found.n, found.coverage) == (1.0, None, 0, None)
     assert f"{store.path} has no prediction" in found.note
 
 
-def test_few_rows_claim_only_the_level_they_can_hold() -> None:
+def test_few_rows_claim_only_the_level_they_can_support() -> None:
     found = calibrate([_score(3.0), _score(0.2)])
     assert found.factor == 3.0
     assert found.level == pytest.approx(2 / 3)
-    # How many there are, how many held, what it does, and the level they can hold.
+    # Their number, how many held, the effect, and the supported level.
     assert re.search(r"\b2\b.*\b1\b.*\b3\.00\b.*\b67 %", found.note)
     assert "90 %" in found.note
     assert found.coverage == 0.5
@@ -183,7 +183,7 @@ def test_few_rows_claim_only_the_level_they_can_hold() -> None:
     assert found.coverage_high > 0.85
 
 
-def test_the_note_says_what_the_history_is_and_what_it_did() -> None:
+def test_the_note_describes_the_history_and_its_effect() -> None:
     (calibration,) = (calibrate([_score(0.5)]),)
     assert re.search(r"\b1\b.*`slipstream prove`.*inside.*90 %.*50 %", calibration.note)
     assert (calibration.factor, calibration.n, calibration.level) == (1.0, 1, 0.5)
@@ -195,7 +195,7 @@ def test_nine_rows_reach_90_percent() -> None:
     found = calibrate([_score(n / 3) for n in range(1, 10)])
     assert (found.level, found.factor) == (0.9, 3.0)
     twenty = calibrate([_score(n / 10) for n in range(1, 21)])
-    # Rank ceil(0.9 * 21) = 19 of 20: the largest may be forgiven.
+    # Rank ceil(0.9 * 21) = 19 of 20: the largest may be excluded.
     assert twenty.factor == pytest.approx(1.9)
 
 
@@ -203,14 +203,14 @@ def test_good_predictions_are_not_narrowed() -> None:
     assert calibrate([_score(0.1)] * 30).factor == 1.0
 
 
-def test_the_bias_says_which_way_we_err() -> None:
+def test_the_bias_shows_the_direction_of_errors() -> None:
     assert calibrate([_score(1.0, sign=1)] * 3).bias == pytest.approx(math.log(1.25))
     assert calibrate([_score(1.0, sign=-1)] * 3).bias == pytest.approx(-math.log(1.25))
 
 
 @pytest.mark.parametrize("n", [3, 9, 30])
 def test_the_next_of_the_same_kind_is_covered_at_the_promised_level(n: int) -> None:
-    """Any continuous law will do, since only ranks count; most errors here are larger than 1."""
+    """Any continuous distribution works, since only ranks count; most errors here exceed 1."""
     rng = np.random.default_rng(n)
     runs, held, level = 2000, 0, 0.0
     for _ in range(runs):
@@ -246,7 +246,7 @@ def _history(store: Store, place: object, ratio: float, technique: str) -> None:
     )
 
 
-def test_the_machine_s_history_outlives_its_software_but_not_the_machine(store: Store) -> None:
+def test_the_history_survives_new_software_but_not_a_new_machine(store: Store) -> None:
     newer = environment(torch_version="99")
     elsewhere = environment(cpu_model="another")
     _history(store, ENVIRONMENT, 0.5, "a")
@@ -259,7 +259,7 @@ def test_the_machine_s_history_outlives_its_software_but_not_the_machine(store: 
     assert ledger.calibration(ENVIRONMENT.env_id, "wall").n == 0
 
 
-def test_repeating_one_prediction_is_no_more_evidence(store: Store) -> None:
+def test_repeating_one_prediction_adds_no_evidence(store: Store) -> None:
     for n in range(12):
         _history(store, environment(seed_x=n), 0.5, "a")
     assert Ledger(store).calibration(environment(seed_x=0).env_id, "cpu").n == 1

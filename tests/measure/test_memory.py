@@ -1,4 +1,4 @@
-"""Peak memory against sizes we chose, phases apart, and honesty where it cannot be read."""
+"""Peak memory against known sizes, phases apart, and unreadable sources."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def assert_close(found, megabytes):
 
 @linux
 @pytest.mark.parametrize("megabytes", [10, 50, 200])
-def test_the_peak_is_what_was_allocated(megabytes):
+def test_the_peak_equals_the_allocation(megabytes):
     assert_close(peak("workers:allocate", megabytes=megabytes).whole.increase, megabytes)
 
 
 @linux
 @pytest.mark.parametrize(("first", "second"), [(200, 50), (50, 200), (30, 30)])
-def test_phases_have_their_own_peaks_though_the_first_was_higher(first, second):
+def test_phases_have_separate_peaks_even_after_a_higher_one(first, second):
     found = peak("workers:allocate_in_phases", first=first, second=second)
     assert_close(found.phases["first"].increase, first)
     assert_close(found.phases["second"].increase, second)
@@ -43,8 +43,8 @@ def test_phases_have_their_own_peaks_though_the_first_was_higher(first, second):
 
 
 @linux
-def test_a_call_in_this_process_is_not_hidden_by_memory_freed_before():
-    # In a process of its own: in one that has run for long, other tests' memory may serve the call.
+def test_a_call_in_this_process_is_not_hidden_by_freed_memory():
+    # In a separate process: in a long-running one, memory of other tests may serve the call.
     code = """
 import numpy as np
 from slipstream.measure import memory
@@ -57,14 +57,14 @@ print(memory.peak_of_call(lambda: np.ones(40 << 17)).increase)
 
 
 @linux
-def test_a_phase_in_a_phase_is_refused():
+def test_nested_phases_are_refused():
     with memory.memory_phase("outer"), pytest.raises(MeasurementError, match="inside 'outer'"):
         memory.memory_phase("inner").__enter__()
 
 
 @linux
-def test_what_prepares_a_function_runs_before_it_in_its_process():
-    # The sample takes from the process what its set-up has put there.
+def test_the_preparation_of_a_function_runs_before_it_in_its_process():
+    # The sample takes from the process what its set-up stored there.
     found = memory.peak_memory(
         "workers:sample", prepare="workers:setup", prepare_arguments={"work": 10},
         environment=HERE, timeout_s=600,
@@ -72,12 +72,12 @@ def test_what_prepares_a_function_runs_before_it_in_its_process():
     assert found.whole.peak > 0
 
 
-def test_what_the_function_raises_arrives():
+def test_exceptions_of_the_function_are_raised():
     with pytest.raises(WorkloadError, match="cannot be built"):
         memory.peak_memory("workers:setup", {"fail": True}, environment=HERE, timeout_s=600)
 
 
-def test_without_proc_the_process_has_one_peak_and_phases_say_why_not(monkeypatch, tmp_path):
+def test_without_proc_the_process_has_one_peak_and_phases_report_why(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_STATUS", tmp_path / "absent")
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     found = memory._measured("workers:allocate_in_phases", {"first": 5, "second": 5})

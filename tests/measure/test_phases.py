@@ -1,4 +1,4 @@
-"""Phases in a loop of one's own, and as metrics of a sample."""
+"""Phases in user-written loops, and as metrics of a sample."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_phases_add_up_and_are_drained_once():
     assert phases.drain() == {}
 
 
-def test_a_phase_in_a_phase_is_named_with_both_and_takes_no_longer():
+def test_nested_phases_are_refused_with_both_names_and_take_no_longer():
     with phase("step"), phase("backward"):
         sum(range(1000))
     found = phases.drain()
     assert found["step/backward.wall"] <= found["step.wall"]
 
 
-def test_a_phase_that_raises_is_recorded_and_left():
+def test_a_phase_that_raises_is_recorded_and_closed():
     with pytest.raises(ZeroDivisionError), phase("broken"):
         1 / 0  # noqa: B018
     with phase("next"):
@@ -41,7 +41,7 @@ def test_a_phase_that_raises_is_recorded_and_left():
     assert {"broken.wall", "next.wall"} <= set(phases.drain())
 
 
-def test_recorded_collects_the_phases_of_its_body_alone():
+def test_recorded_collects_only_the_phases_of_its_body():
     with phase("outside"):
         pass
     with phases.recorded() as found, phase("inside"):
@@ -63,7 +63,7 @@ def test_phases_inside_an_arm_are_metrics_of_its_samples_per_call():
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a.b"])
-def test_a_name_that_would_be_ambiguous_is_refused(name):
+def test_an_ambiguous_name_is_refused(name):
     with pytest.raises(InvalidArgumentError) as error:
         phase(name)
     assert error.value.argument == "name"

@@ -1,4 +1,4 @@
-"""Quality rows: Wilson and McNemar against scipy, and what is refused without them."""
+"""Quality rows: Wilson and McNemar against scipy, and refused claims."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.measure import quality
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_is_scipys(counts):
+def test_wilson_equals_scipys(counts):
     successes, trials = counts
     found = quality.wilson(successes, trials)
     expected = binomtest(successes, trials).proportion_ci(0.95, method="wilson")
@@ -26,7 +26,7 @@ def test_mcnemar_is_symmetric_and_a_probability(lost, gained):
     assert quality.mcnemar(lost, gained) == quality.mcnemar(gained, lost)
 
 
-def test_a_row_counts_what_was_lost_and_gained_on_the_same_items():
+def test_a_row_counts_losses_and_gains_on_the_same_items():
     base = np.array([1, 1, 1, 1, 0, 0, 1, 1], bool)
     head = np.array([1, 1, 0, 0, 1, 0, 1, 1], bool)
     row = quality.compare_quality("fast", base, head)
@@ -42,7 +42,7 @@ def test_outcomes_of_different_items_are_refused():
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(1, 0), (5, 4), (-1, 4)])
-def test_what_is_not_a_proportion_is_refused(successes, trials):
+def test_an_invalid_proportion_is_refused(successes, trials):
     with pytest.raises(InvalidArgumentError, match="not a proportion"):
         quality.wilson(successes, trials)
 

@@ -1,4 +1,4 @@
-"""Reports: the prediction beside the measurement, nothing left out, the same everywhere."""
+"""Reports: predictions next to measurements, complete, and equal in all forms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slipstream.measure.render import (
 from slipstream.tables import to_json
 
 
-def test_one_line_holds_prediction_and_measurement() -> None:
+def test_one_line_has_prediction_and_measurement() -> None:
     table = comparison_table(experiment(predictions={"fast": prediction()}), [claim()])
     (row,) = table.to_records()
     assert row["what"] == "fast: cpu"
@@ -46,13 +46,13 @@ def test_one_line_holds_prediction_and_measurement() -> None:
     assert str(row["A"]).endswith("ms")
 
 
-def test_a_prediction_that_holds_is_not_called_outside() -> None:
+def test_a_prediction_that_holds_is_not_outside() -> None:
     rows = comparison_rows(experiment(), [claim()], {"fast": prediction(ratio=0.78, high=0.9)})
     assert rows[0].inside
     assert rows[0].prediction_error == pytest.approx(0.78 / 0.8 - 1)
 
 
-def test_a_measurement_too_noisy_to_tell_is_neither_inside_nor_outside() -> None:
+def test_a_too_noisy_measurement_is_neither_inside_nor_outside() -> None:
     noisy = claim(ratio=1.02, low=0.82, high=1.23, verdict=Verdict.INCONCLUSIVE)
     tight = {"fast": prediction(ratio=0.98, low=0.96, high=1.01)}
     (row,) = comparison_rows(experiment(), [noisy], tight)
@@ -75,7 +75,7 @@ def test_predictions_of_several_metrics_find_their_rows() -> None:
     assert [row.predicted.ratio for row in rows if row.predicted] == [0.7, 0.9]
 
 
-def test_without_a_prediction_the_place_stays_empty() -> None:
+def test_without_a_prediction_the_cell_is_empty() -> None:
     (row,) = comparison_table(experiment(), [claim()]).to_records()
     assert (row["predicted [90%]"], row["error"]) == ("-", "-")
 
@@ -106,15 +106,13 @@ def test_the_guard_is_below_every_result() -> None:
         (1.1, 2.5, "does not include 1"),
     ],
 )
-def test_a_guard_that_could_not_have_noticed_vouches_for_nothing(
-    low: float, high: float, says: str
-) -> None:
+def test_a_guard_without_enough_power_supports_nothing(low: float, high: float, says: str) -> None:
     guard = claim(arm="base'", ratio=(low * 1.2), low=low, high=high, carries=False)
     (line,) = [n for n in comparison_table(experiment(), [guard]).notes if "A/A guard" in n]
     assert re.search(rf"\bblocks: {says}\b", line)
 
 
-def test_what_was_noted_stands_below_the_table_once() -> None:
+def test_notes_are_below_the_table_once() -> None:
     what = "of 32 samples"
     note = Event(0, "note", {"what": what})
     made = experiment(events=(note, note))
@@ -123,19 +121,19 @@ def test_what_was_noted_stands_below_the_table_once() -> None:
     assert (payload["notes"], payload["warnings"]) == ([what], [])
 
 
-def test_a_disturbed_machine_is_said() -> None:
+def test_a_disturbed_machine_is_reported() -> None:
     assert any("not idle" in n for n in comparison_table(experiment(), [claim()]).notes)
     quiet = experiment(events=(Event(0, "gate", {"state": "green"}),))
     assert not any("not idle" in n for n in comparison_table(quiet, [claim()]).notes)
 
 
-def test_an_open_verdict_says_how_long_until_it_is_known() -> None:
+def test_an_undecided_verdict_reports_the_time_needed() -> None:
     undecided = claim(verdict=Verdict.INCONCLUSIVE, further_blocks=120)
     (row,) = comparison_table(experiment(), [undecided]).to_records()
     assert re.fullmatch(rf"{Verdict.INCONCLUSIVE.value}\b.*\b120\b.*", str(row["verdict"]))
 
 
-def test_the_reason_for_the_clock_is_said() -> None:
+def test_the_reason_for_the_clock_is_shown() -> None:
     table = comparison_table(experiment(), [claim(reason="threads: one each")])
     assert any(re.search(r"^fast\b.*\bcpu\b.*threads: one each", n) for n in table.notes)
 
@@ -146,14 +144,14 @@ def test_an_interrupted_experiment_is_marked() -> None:
     assert comparison_table(cut, ()).rows == []
 
 
-def test_what_could_not_be_computed_is_a_dash() -> None:
+def test_a_value_that_could_not_be_computed_is_a_dash() -> None:
     refused = claim(ratio=math.nan, low=0.0, high=math.inf, metric="cpu_p99", detectable=math.inf)
     (row,) = comparison_table(experiment(), [refused]).to_records()
     assert row["change [95% CI]"] == "-"
     assert row["detectable"] == "–"
 
 
-def test_what_says_nothing_is_a_dash_and_not_three_hundred_digits() -> None:
+def test_a_meaningless_value_is_a_dash_and_not_three_hundred_digits() -> None:
     wild = claim(ratio=3.457, low=0.0, high=math.inf, detectable=math.expm1(700.0), blocks=5)
     guard = replace(wild, arm="base'", low=1e-9, high=1e9, carries=False)
     table = comparison_table(experiment(), [wild, guard])
@@ -171,7 +169,7 @@ def test_what_says_nothing_is_a_dash_and_not_three_hundred_digits() -> None:
         ("green", r"^faster, but\b.*\btoo few blocks\b"),
     ],
 )
-def test_a_verdict_nothing_vouches_for_says_so_itself(state: str, because: str) -> None:
+def test_an_unsupported_verdict_reports_it(state: str, because: str) -> None:
     guard = claim(arm="base'", ratio=1.0, low=0.4, high=2.3, carries=False)
     made = experiment(events=(Event(0, "gate", {"state": state}),))
     (row,) = comparison_table(made, [claim(), guard]).to_records()
@@ -195,11 +193,11 @@ def test_a_verdict_nothing_vouches_for_says_so_itself(state: str, because: str) 
         ("accuracy", ""),
     ],
 )
-def test_units(metric: str, unit: str) -> None:
+def test_formats_units(metric: str, unit: str) -> None:
     assert unit_of(metric) == unit
 
 
-def test_values() -> None:
+def test_formats_values() -> None:
     assert format_value(2.5e6, "ns") == "2.50 ms"
     assert format_value(2048, "bytes") == "2.00 KiB"
     assert format_value(0.91234, "") == "0.9123"
@@ -216,7 +214,7 @@ def test_derived_metrics_show_their_own_statistic() -> None:
     assert rows[1].value == pytest.approx(1e9 / 1.4e6)
 
 
-def test_the_gate_holds_until_it_changes() -> None:
+def test_the_gate_is_shown_until_it_changes() -> None:
     made = experiment(
         blocks=10,
         events=tuple(
@@ -227,7 +225,7 @@ def test_the_gate_holds_until_it_changes() -> None:
     assert gate_states(experiment(events=())) == {}
 
 
-def test_json_says_what_the_table_says_in_full() -> None:
+def test_json_has_everything_that_the_table_shows() -> None:
     made = experiment(predictions={"fast": prediction()})
     found = claims(made)
     rows = comparison_rows(made, found)
@@ -243,7 +241,7 @@ def test_json_says_what_the_table_says_in_full() -> None:
 
 
 class _Reader(HTMLParser):
-    """Tags, attributes and text of a page; complains about tags that are not closed."""
+    """Tags, attributes and text of a page; raises for tags that are not closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +275,7 @@ def _page(html: str) -> _Reader:
     return reader
 
 
-def test_the_page_stands_alone_in_light_and_dark() -> None:
+def test_the_page_is_self_contained_in_light_and_dark() -> None:
     made = experiment(predictions={"fast": prediction()})
     html = comparison_html(made, claims(made))
     page = _page(html)
@@ -292,7 +290,7 @@ def test_the_page_stands_alone_in_light_and_dark() -> None:
     assert "svg" in page.tags
 
 
-def test_nothing_from_outside_is_markup() -> None:
+def test_external_text_is_escaped() -> None:
     nasty = '<script>alert("x")</script>'
     made = experiment(title=nasty, environment=environment(cpu_model=nasty))
     page = _page(comparison_html(made, [claim(arm=nasty, reason=nasty)]))
@@ -300,7 +298,7 @@ def test_nothing_from_outside_is_markup() -> None:
     assert nasty in page.text
 
 
-def test_a_page_without_any_ratio_is_a_page() -> None:
+def test_a_page_without_ratios_is_rendered() -> None:
     _page(comparison_html(experiment(), ()))
     _page(comparison_html(experiment(), [claim(ratio=math.nan, low=0.0, high=math.inf)]))
 
@@ -313,7 +311,7 @@ def test_experiments_of_different_environments_are_not_compared() -> None:
     assert "--unpaired" in (caught.value.remedy or "")
 
 
-def test_when_asked_they_are_and_every_row_says_so() -> None:
+def test_on_request_they_are_and_every_row_reports_it() -> None:
     a, b = experiment(), experiment(environment=environment(torch_threads=8))
     rows = compare_experiments(a, b, unpaired=True)
     (mark,) = {row.mark for row in rows}
@@ -339,7 +337,7 @@ def test_an_unpaired_ratio_is_that_of_the_medians_with_a_wider_interval() -> Non
     assert math.log(row.high / row.low) > math.log(paired.high / paired.low)
 
 
-def test_what_costs_nothing_has_no_ratio() -> None:
+def test_zero_cost_has_no_ratio() -> None:
     free = experiment(series={("base", "wire_payload", Phase.MEASURE): series([0.0] * 20)})
     paid = experiment(series={("base", "wire_payload", Phase.MEASURE): series([8.0] * 20)})
     (row,) = compare_experiments(free, free)
@@ -374,7 +372,7 @@ def _history(*ratios: float, **last: object):
     return made
 
 
-def test_a_step_up_is_a_regression_and_a_step_down_is_not() -> None:
+def test_an_increase_is_a_regression_and_a_decrease_is_not() -> None:
     found = steps(_history(0.8, 0.805, 0.9, 0.7))
     assert [(s.before, s.after, s.worse, s.latest) for s in found] == [
         ("e1", "e2", True, False),
@@ -382,7 +380,7 @@ def test_a_step_up_is_a_regression_and_a_step_down_is_not() -> None:
     ]
 
 
-def test_a_step_names_the_revisions_and_what_else_changed() -> None:
+def test_a_change_names_the_revisions_and_other_differences() -> None:
     place = environment(git_revision="f" * 40, git_dirty="1", torch_threads=8)
     (step,) = steps(_history(0.8, 0.9, environment=place))
     assert step.revisions == ("no revision", "f" * 10 + "+")
@@ -394,17 +392,17 @@ def test_a_step_names_the_revisions_and_what_else_changed() -> None:
     [{"title": "something else"}, {"arms": ()}],
     ids=["title", "arms"],
 )
-def test_only_the_same_thing_is_compared(change: dict[str, object]) -> None:
+def test_only_equal_experiments_are_compared(change: dict[str, object]) -> None:
     assert steps(_history(0.8, 0.9, **change)) == ()
 
 
-def test_more_throughput_is_no_regression() -> None:
+def test_more_throughput_is_not_a_regression() -> None:
     made = [(e, [replace(c[0], metric="throughput")]) for e, c in _history(0.8, 0.9)]
     (step,) = steps(made)
     assert not step.worse
 
 
-def test_settings_of_another_level_show_in_the_heading() -> None:
+def test_settings_of_another_level_appear_in_the_heading() -> None:
     made = experiment(settings=ExperimentSettings("base", level=0.99))
     names = [c.name for c in comparison_table(made, [claim(level=0.99)]).columns]
     assert "change [99% CI]" in names

@@ -1,4 +1,4 @@
-"""Two revisions side by side, and nothing left behind."""
+"""Two revisions side by side, without leftover files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def leftovers(tmp_path):
     return [path for path in tmp_path.glob("slipstream-revisions-*")]  # noqa: C416
 
 
-def test_each_revision_is_checked_out_where_the_caller_stands(repository, tmp_path):
+def test_each_revision_is_checked_out_at_the_callers_folder(repository, tmp_path):
     with Revisions(["HEAD~1", "HEAD"], repository / "sub") as revisions:
         found = [(revisions.worktree(r) / "number").read_text() for r in ("HEAD~1", "HEAD")]
         assert found == ["1", "2"]
@@ -53,7 +53,7 @@ def test_each_revision_is_checked_out_where_the_caller_stands(repository, tmp_pa
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_nothing_is_left_when_the_body_fails(repository, tmp_path):
+def test_nothing_is_left_after_an_exception(repository, tmp_path):
     with pytest.raises(KeyboardInterrupt), Revisions(["HEAD"], repository):
         raise KeyboardInterrupt
     assert leftovers(tmp_path) == []
@@ -61,19 +61,19 @@ def test_nothing_is_left_when_the_body_fails(repository, tmp_path):
 
 
 @pytest.mark.parametrize("revision", ["no-such-branch", "--all", ""])
-def test_a_revision_git_does_not_know_is_named(repository, revision):
+def test_an_unknown_revision_is_named(repository, revision):
     with pytest.raises(InvalidArgumentError, match=f"'{revision}'") as caught:
         Revisions([revision], repository)
     assert caught.value.argument == "revision"
     assert "git branch --all" in (caught.value.remedy or "")
 
 
-def test_a_folder_that_is_no_repository_is_refused(tmp_path):
+def test_a_folder_without_a_repository_is_refused(tmp_path):
     with pytest.raises(InvalidArgumentError, match="git"):
         Revisions(["HEAD"], tmp_path)
 
 
-def test_a_folder_only_one_revision_has_is_refused(repository):
+def test_a_folder_of_one_revision_only_is_refused(repository):
     (repository / "new").mkdir()
     (repository / "new" / "file").touch()
     git(repository, "add", ".")
@@ -90,7 +90,7 @@ def test_worktrees_exist_only_inside_the_with_block(repository):
         Revisions(["HEAD"], repository).worktree("HEAD")
 
 
-def test_the_caller_may_stand_anywhere(repository, monkeypatch):
+def test_the_caller_may_be_in_any_folder(repository, monkeypatch):
     monkeypatch.chdir(repository)
     with Revisions(["HEAD"]) as revisions:
         assert isinstance(revisions.worktree("HEAD"), Path)

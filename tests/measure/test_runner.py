@@ -34,7 +34,7 @@ QUICK = RunPlan(minimum_warmup_s=0.0, maximum_warmup_s=0.2, red_factor=1.0)
 
 
 class FakeArm(Arm):
-    """An arm whose samples are made up; it logs its turns."""
+    """An arm with made-up samples that logs its turns."""
 
     def __init__(self, name, values, log=None):
         super().__init__(name)
@@ -62,7 +62,7 @@ def lognormal(scale, seed=0, spread=0.01):
 
 
 def measure(arms, *, plan=QUICK, **settings):
-    # Made-up samples take no time; looking at them does, on a busy machine.
+    # Made-up samples take no time; analysing them does, on a busy machine.
     options = {"primary": "wall", "budget_s": 60.0, **settings}
     return run(arms, ExperimentSettings("a", **options), environment=ENVIRONMENT, plan=plan)
 
@@ -85,7 +85,7 @@ def test_every_block_runs_every_arm_once_and_orders_are_balanced():
     assert stop_reason(experiment) == "blocks"
 
 
-def test_two_arms_take_turns_abba_or_baab():
+def test_two_arms_alternate_abba_or_baab():
     orders = runner._orders(["a", "b"], random.Random(0))
     pairs = {"".join(next(orders) + next(orders)) for _ in range(50)}
     assert pairs == {"abba", "baab"}
@@ -100,7 +100,7 @@ def test_the_baseline_runs_against_itself_in_a_tenth_of_the_blocks_and_at_least_
         assert len(guard.values) == expected
 
 
-def test_it_stops_at_the_first_look_that_is_narrow_enough():
+def test_it_stops_at_the_first_look_with_a_narrow_interval():
     arms = [FakeArm(name, lognormal(1e7, seed, 0.03)) for seed, name in enumerate("ab")]
     experiment = measure(arms)
     blocks = len(experiment.series["a", "wall", Phase.MEASURE].values)
@@ -110,7 +110,7 @@ def test_it_stops_at_the_first_look_that_is_narrow_enough():
     assert claim.high - claim.low < 0.02 * claim.ratio
 
 
-def test_it_may_stop_as_soon_as_the_verdict_is_settled():
+def test_it_may_stop_once_the_verdict_is_decided():
     arms = [FakeArm("a", lognormal(1e7, 0, 0.1)), FakeArm("b", lognormal(3e7, 1, 0.1))]
     experiment = measure(arms, stop_when_decided=True, target_rel_width=1e-4)
     assert stop_reason(experiment) == "decided"
@@ -123,7 +123,7 @@ def test_the_budget_ends_a_run_that_never_gets_narrow():
     assert stop_reason(experiment) == "budget"
 
 
-def test_a_budget_that_is_over_at_once_is_enough_for_one_block():
+def test_an_exhausted_budget_is_enough_for_one_block():
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", lognormal(2e7))]
     experiment = measure(arms, plan=RunPlan(red_factor=1.0), budget_s=1e-9)
     assert stop_reason(experiment) == "budget"
@@ -134,7 +134,7 @@ def test_a_budget_that_is_over_at_once_is_enough_for_one_block():
     assert claim.verdict is Verdict.INCONCLUSIVE
 
 
-def test_warm_up_goes_on_until_stationary_and_is_kept():
+def test_warm_up_lasts_until_stationary_and_is_stored():
     falling = [3e8 / (i + 1) for i in range(30)] + [1e7] * 10_000
     arms = [FakeArm("a", falling), FakeArm("b", lognormal(1e7))]
     plan = RunPlan(minimum_warmup_s=0, maximum_warmup_s=10, maximum_blocks=12)
@@ -142,7 +142,7 @@ def test_warm_up_goes_on_until_stationary_and_is_kept():
     warmup = experiment.series["a", "wall", Phase.WARMUP].values
     assert len(warmup) > 25
     assert warmup.tolist() == falling[: len(warmup)]
-    # The last five and the five before agree within 2 % as soon as the arm has settled.
+    # The last five and the previous five agree within 2 % as soon as the arm has settled.
     assert len(experiment.series["b", "wall", Phase.WARMUP].values) < len(warmup)
 
 
@@ -158,23 +158,23 @@ def test_short_functions_are_repeated_equally_often_until_a_sample_is_long(clock
     assert np.median(wall) * inner > 2e6
 
 
-def test_long_functions_are_their_own_sample(clock):
+def test_long_functions_are_one_sample_each(clock):
     arms = [CallableArm(name, lambda: clock.wait(6e6)) for name in "ab"]
     experiment = measure(arms)
     assert {arm.inner for arm in experiment.arms} == {1}
 
 
-def test_the_colour_of_the_machine_is_known_for_every_block():
+def test_the_gate_colour_is_known_for_every_block():
     arms = [FakeArm(name, lognormal(1e7)) for name in "ab"]
     gates = [event for event in measure(arms).events if event.kind == "gate"]
     assert gates[0].block == 0
     assert gates[0].detail["state"] in ("green", "amber", "red")
 
 
-# What goes wrong.
+# Failures.
 
 
-def test_a_candidate_that_fails_leaves_and_the_others_go_on():
+def test_a_failing_candidate_leaves_and_the_others_continue():
     broken = [1e7] * 30 + [MeasurementError("no memory left")]
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", broken), FakeArm("c", lognormal(1e7, 1))]
     experiment = measure(arms, plan=RunPlan(maximum_warmup_s=0, maximum_blocks=60))
@@ -200,7 +200,7 @@ def kept_run(path, arms, **plan):
         )
 
 
-def test_an_arm_that_comes_to_its_end_ends_the_measuring_and_what_there_is_counts(tmp_path):
+def test_an_arm_that_ends_stops_the_run_and_its_blocks_count(tmp_path):
     end = ArmEndedError("train.py ended", remedy="more epochs")
     arms = [FakeArm("a", [*[1e7] * 40, end]), FakeArm("b", lognormal(8e6))]
     experiment = kept_run(tmp_path / "r.db", arms)
@@ -220,7 +220,7 @@ def test_an_arm_that_comes_to_its_end_ends_the_measuring_and_what_there_is_count
     ("samples", "what"),
     [(5, r"\bended: .*\bblocks\b.*\(4\)"), (0, r"\bended, before\b")],
 )
-def test_an_arm_that_ends_too_soon_is_an_error_and_the_store_says_so(tmp_path, samples, what):
+def test_an_arm_that_ends_too_early_is_an_error_recorded_in_the_store(tmp_path, samples, what):
     end = ArmEndedError("train.py ended", remedy="more epochs")
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", [*[8e6] * samples, end])]
     with pytest.raises(ArmFailedError, match=what) as error:
@@ -230,7 +230,7 @@ def test_an_arm_that_ends_too_soon_is_an_error_and_the_store_says_so(tmp_path, s
         assert store.load("last").status == store.list()[0].status == "failed"
 
 
-def test_what_an_arm_says_of_its_numbers_is_kept():
+def test_an_arms_facts_about_its_numbers_are_stored():
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", lognormal(1e7, 1))]
     arms[1].notes = ("twice the samples",)
     experiment = measure(arms, plan=RunPlan(maximum_warmup_s=0, maximum_blocks=8))
@@ -238,7 +238,7 @@ def test_what_an_arm_says_of_its_numbers_is_kept():
     assert notes == [{"arm": "b", "what": "twice the samples"}]
 
 
-def test_when_the_last_candidate_fails_the_error_names_it_and_keeps_the_rest():
+def test_failure_of_the_last_candidate_names_it_and_keeps_the_blocks():
     broken = [1e7] * 20 + [MeasurementError("no memory left")]
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", broken)]
     with pytest.raises(ArmFailedError, match=r"'b'.*no memory left") as error:
@@ -260,11 +260,11 @@ def test_when_the_last_candidate_fails_the_error_names_it_and_keeps_the_rest():
         ("workers:changes_shape_at", r"\bextra\b"),
     ],
 )
-def test_a_worker_that_goes_wrong_is_named_with_block_and_phase(sample, what):
+def test_a_failing_worker_is_named_with_block_and_phase(sample, what):
     fatal = 16
 
     class Patient(WorkerArm):
-        """A busy machine may keep waiting what would answer."""
+        """A busy machine may delay answers."""
 
         calls = 0
 
@@ -288,7 +288,7 @@ def test_a_worker_that_goes_wrong_is_named_with_block_and_phase(sample, what):
     assert len(stored.series["a", "wall", Phase.MEASURE].values) == 15
 
 
-def test_a_function_that_keeps_its_first_result_is_found_out():
+def test_a_function_that_caches_its_first_result_is_detected():
     class Cached(FakeArm):
         repeatable = True
 
@@ -306,7 +306,7 @@ def test_a_function_that_keeps_its_first_result_is_found_out():
 
 
 @pytest.mark.parametrize("repeatable", [(True, True), (True, False), (False, False)])
-def test_samples_are_repeated_only_where_every_arm_can_be(repeatable):
+def test_samples_are_repeated_only_if_every_arm_allows(repeatable):
     arms = [FakeArm(name, lognormal(1e5)) for name in "ab"]
     for arm, can in zip(arms, repeatable, strict=True):
         arm.repeatable = can
@@ -328,13 +328,13 @@ def test_samples_are_repeated_only_where_every_arm_can_be(repeatable):
         (["a", "b"], {"target_rel_width": 0.0}, "^target: "),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_runs(names, options, what):
+def test_an_invalid_request_is_refused_before_anything_runs(names, options, what):
     arms = [FakeArm(name, []) for name in names]
     with pytest.raises(InvalidArgumentError, match=what):
         measure(arms, **options)
 
 
-def test_ctrl_c_keeps_what_was_measured_and_closes_the_arms(tmp_path):
+def test_ctrl_c_keeps_measured_blocks_and_closes_the_arms(tmp_path):
     values = itertools.chain([1e7] * 25, [KeyboardInterrupt()])
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", values)]
     with Store(tmp_path / "r.db") as store:
@@ -385,7 +385,7 @@ run(arms, ExperimentSettings("a", target_rel_width=1e-9), environment=Environmen
 """
 
 
-def test_a_killed_run_loses_at_most_its_running_block_and_can_go_on(tmp_path):
+def test_a_killed_run_loses_at_most_its_running_block_and_can_resume(tmp_path):
     path = tmp_path / "r.db"
     process = subprocess.Popen(
         [sys.executable, "-c", _KILLED, str(path)], stdout=subprocess.PIPE, text=True
@@ -413,7 +413,7 @@ def test_a_killed_run_loses_at_most_its_running_block_and_can_go_on(tmp_path):
         assert numbers.tolist() == list(range(blocks + 5))
 
 
-def test_progress_is_told_with_the_claims_of_the_last_look():
+def test_progress_includes_the_claims_of_the_last_look():
     progress = []
     arms = [FakeArm(name, lognormal(1e7, seed, 0.1)) for seed, name in enumerate("ab")]
     run(
@@ -431,7 +431,7 @@ def test_progress_is_told_with_the_claims_of_the_last_look():
 
 
 @pytest.mark.parametrize("level", [Level.RED, Level.GREEN])
-def test_more_seconds_than_the_budget_are_left_only_where_it_is_said_why(monkeypatch, level):
+def test_time_beyond_the_budget_needs_a_reported_reason(monkeypatch, level):
     monkeypatch.setattr(Gate, "read", lambda self: Reading(level))
     seen = []
     plan = RunPlan(maximum_warmup_s=0, minimum_warmup_s=0, maximum_blocks=3, red_factor=1.5)
@@ -445,7 +445,7 @@ def test_more_seconds_than_the_budget_are_left_only_where_it_is_said_why(monkeyp
 
 
 class Showing(FakeArm):
-    """An arm with something to show, or a failure, once nothing is timed any more."""
+    """An arm with a result, or a failure, after all timing."""
 
     def __init__(self, name, values, shown):
         super().__init__(name, values)
@@ -458,7 +458,7 @@ class Showing(FakeArm):
         return self.shown
 
 
-def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path):
+def test_results_shown_afterwards_are_stored_and_their_failure_costs_nothing(tmp_path):
     arms = [
         FakeArm("a", lognormal(1e6)),
         Showing("b", lognormal(1e6, 1), {"found": [1.5, None]}),
@@ -483,7 +483,7 @@ def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path
     assert not any(warning["kind"] == AFTERWARDS for warning in payload["warnings"])
 
 
-def test_a_time_limit_ends_the_run_before_its_budget_and_shows_nothing_more() -> None:
+def test_a_time_limit_ends_the_run_before_its_budget() -> None:
     arms = [FakeArm("a", lognormal(1e6)), Showing("b", lognormal(1e6, 1), {"shown": 1})]
     found = run(
         arms, ExperimentSettings(baseline="a", budget_s=1e6), environment=ENVIRONMENT,
@@ -493,7 +493,7 @@ def test_a_time_limit_ends_the_run_before_its_budget_and_shows_nothing_more() ->
     assert not [event for event in found.events if event.kind == AFTERWARDS]
 
 
-def test_ctrl_c_once_everything_is_measured_leaves_a_complete_run(tmp_path):
+def test_ctrl_c_after_the_last_block_leaves_a_complete_run(tmp_path):
     arms = [
         FakeArm("a", lognormal(1e6)),
         Showing("b", lognormal(1e6, 1), {"found": 1}),

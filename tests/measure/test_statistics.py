@@ -1,4 +1,4 @@
-"""Intervals: against scipy, brute force, and simulation with known truth."""
+"""Intervals against scipy, brute force, and simulation with known truth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipstream_bench.systems.measure import streams as bench_streams
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60),
     st.sampled_from([0.5, 0.9, 0.95, 0.99]),
 )
-def test_the_interval_of_the_median_holds_it_and_is_made_of_observations(values, level):
+def test_the_interval_of_the_median_contains_it_and_has_observed_bounds(values, level):
     array = np.array(values)
     found = statistics.median_interval(array, level)
     assert found.low <= found.estimate <= found.high
@@ -39,7 +39,7 @@ def test_independent_blocks_get_the_binomial_interval(n, level):
     if found.low == -math.inf:
         assert 2 * stats.binom.cdf(0, n, 0.5) > 1 - level
         return
-    # Leaving out `low` values at each end misses the median this often; one more, too often.
+    # Excluding `low` values at each end misses the median this often; one more, too often.
     assert 2 * stats.binom.cdf(found.low, n, 0.5) <= 1 - level
     assert 2 * stats.binom.cdf(found.low + 1, n, 0.5) > 1 - level
     assert found.high == n - 1 - found.low
@@ -84,7 +84,7 @@ def test_lag1_autocorrelation_agrees_with_the_truth_of_an_ar1_stream():
     assert statistics.lag1_autocorrelation(np.ones(50)) == 0.0
 
 
-def test_the_tail_needs_the_samples_the_textbook_says():
+def test_the_tail_needs_the_number_of_samples_of_the_textbook():
     assert statistics.tail_samples_needed(0.99, 0.99) == 459
     with pytest.raises(InvalidArgumentError, match=r"^quantile: .*\bp99\b.*\b50\b") as caught:
         statistics.quantile_ratio(np.ones(50), np.ones(50), 0.99, 0.95)
@@ -138,7 +138,7 @@ def test_constant_blocks_have_an_interval_of_no_width():
     assert (found.low, found.estimate, found.high) == (2.0, 2.0, 2.0)
 
 
-def test_rank_intervals_hold_every_order_that_the_comparisons_allow():
+def test_rank_intervals_contain_every_order_that_the_comparisons_allow():
     nothing_known = [[False] * 3 for _ in range(3)]
     assert statistics.rank_intervals(nothing_known) == [(1, 3)] * 3
     first_best = [[False, True, True], [False] * 3, [False] * 3]
@@ -158,7 +158,7 @@ def test_the_detectable_difference_is_found_80_percent_of_the_time():
     assert 0.70 <= found / 400 <= 0.88
 
 
-def test_more_blocks_are_promised_only_when_they_would_help():
+def test_more_blocks_are_suggested_only_if_they_would_help():
     assert statistics.blocks_to_settle(10, 0.0, 0.04, 0.95, 0.02) == pytest.approx(31, abs=2)
     assert statistics.blocks_to_settle(10, 0.5, 0.6, 0.95, 0.02) > 0
     assert statistics.blocks_to_settle(10, 0.0, math.inf, 0.95, 0.02) is None
@@ -170,19 +170,19 @@ def test_an_impossible_level_is_refused(level):
         statistics.median_interval(np.arange(9.0), level)
 
 
-def test_no_values_are_refused():
+def test_an_empty_series_is_refused():
     with pytest.raises(InvalidArgumentError, match="no values"):
         statistics.median_interval(np.array([]), 0.95)
 
 
-def test_an_interval_that_misses_the_median_exactly_as_often_as_it_may_is_one():
-    # Two values lie on one side of the median half the time, which a level of 50 % allows.
+def test_an_interval_at_exactly_its_level_is_accepted():
+    # Two values are on one side of the median half the time, which a level of 50 % allows.
     found = statistics.median_interval(np.array([1.0, 2.0]), 0.5)
     assert (found.low, found.high) == (1.0, 2.0)
     assert statistics.median_interval(np.array([1.0, 2.0]), 0.51).high == math.inf
 
 
-def test_what_disturbs_both_sides_alike_does_not_make_their_ratio_dependent():
+def test_common_disturbances_do_not_make_the_ratio_dependent():
     streams, _ = bench_streams.log_ratios("autocorrelated", 300, 1, seed=1)
     rng = np.random.default_rng(0)
     a, b = (np.exp(streams[0]) * rng.lognormal(0, 0.01, 300) for _ in range(2))
@@ -190,9 +190,9 @@ def test_what_disturbs_both_sides_alike_does_not_make_their_ratio_dependent():
     assert statistics.throughput_ratio(a, b, 0.95).estimator == "bca_bootstrap"
 
 
-def test_the_percentile_is_taken_where_it_is_asked_for():
+def test_the_percentile_is_the_requested_one():
     low, high = np.split(np.sort(np.random.default_rng(0).lognormal(0, 0.2, 60)), 2)
-    values = np.column_stack([low, high]).ravel()  # of no positive autocorrelation
+    values = np.column_stack([low, high]).ravel()  # without positive autocorrelation
     found = statistics.block_bootstrap(np.median, [values], 0.9, method="percentile")
     assert found.estimator == "percentile_bootstrap"
     assert found.low < found.estimate < found.high
@@ -205,5 +205,5 @@ def test_the_percentile_is_taken_where_it_is_asked_for():
         (1000, 0.5, 13.867), (8000, 0.2, 12.772), (1000, 0.01, 2.0), (20, 0.9, 5.0),
     ],
 )  # fmt: skip
-def test_runs_are_as_long_as_the_optimum_for_their_correlation(n, correlation, length):
+def test_runs_have_the_optimal_length_for_their_correlation(n, correlation, length):
     assert statistics._block_length(n, correlation) == pytest.approx(length, abs=1e-3)

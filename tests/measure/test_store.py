@@ -1,4 +1,4 @@
-"""The store: what goes in comes out, to the last bit, whatever happens in between."""
+"""The store returns exactly what was put in, despite failures in between."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def store(tmp_path: Path):
 
 
 def _same(a: Experiment, b: Experiment) -> bool:
-    """Equal in everything but the name the store gave; arrays bit for bit."""
+    """Equal except for the id that the store assigned; arrays bit for bit."""
     plain = [replace(e, series={}, experiment_id="", status="") for e in (a, b)]
     return plain[0] == plain[1] and _columns(a) == _columns(b)
 
@@ -51,7 +51,7 @@ def _columns(e: Experiment) -> dict[object, tuple[bytes, bytes]]:
     return {key: (s.values.tobytes(), s.blocks.tobytes()) for key, s in e.series.items()}
 
 
-def test_a_stored_experiment_is_the_experiment(store: Store) -> None:
+def test_a_stored_experiment_is_equal(store: Store) -> None:
     original = experiment(predictions={"fast": prediction()})
     found = claims(original)
     identity = store.save(original, found)
@@ -68,7 +68,7 @@ _floats = st.floats(allow_nan=True, allow_infinity=True, width=64)
 @given(st.lists(st.tuples(_floats, st.integers(-(2**31), 2**31 - 1)), max_size=50))
 def test_any_column_packs_and_unpacks_bit_for_bit(samples: list[tuple[float, int]]) -> None:
     blocks = sorted(block for _, block in samples)
-    # Steps between blocks are 32 bits wide.
+    # Differences between blocks are 32 bits wide.
     if blocks and blocks[-1] - blocks[0] > 2**31 - 1:
         blocks = [0] * len(blocks)
     column = series([value for value, _ in samples], blocks)
@@ -82,18 +82,18 @@ def test_any_column_packs_and_unpacks_bit_for_bit(samples: list[tuple[float, int
     claim, ratio=_floats, low=_floats, high=_floats, detectable=_floats,
     further_blocks=st.none() | st.integers(0, 10**9), reason=st.text(), arm=st.text(),
 ))  # fmt: skip
-def test_any_claim_reads_back_to_the_digit(original: Claim) -> None:
+def test_any_claim_round_trips_exactly(original: Claim) -> None:
     assert repr(codec.from_json(Claim, codec.to_json(original))) == repr(original)
 
 
 @given(
     st.builds(ExperimentSettings, baseline=st.text(), looks=st.lists(st.integers(1, 9)).map(tuple))
 )
-def test_any_settings_read_back(original: ExperimentSettings) -> None:
+def test_any_settings_round_trip(original: ExperimentSettings) -> None:
     assert codec.from_json(ExperimentSettings, codec.to_json(original)) == original
 
 
-def test_bytes_that_were_damaged_are_an_error() -> None:
+def test_damaged_bytes_are_an_error() -> None:
     n, values, blocks = codec.pack_series(series([1.0, 2.0]))
     with pytest.raises(StoreError, match="damaged"):
         codec.unpack_series(n, values[:-3], blocks)
@@ -104,7 +104,7 @@ def test_bytes_that_were_damaged_are_an_error() -> None:
 
 
 def _record(store: Store, original: Experiment, blocks: int):
-    """Begin `original` and append its first `blocks` blocks as a runner would."""
+    """Start storing `original` and append its first `blocks` blocks like a runner."""
     recording = store.begin(original)
     for phase in (Phase.WARMUP, Phase.MEASURE):
         for block in range(2 if phase is Phase.WARMUP else blocks):
@@ -118,7 +118,7 @@ def _record(store: Store, original: Experiment, blocks: int):
     return recording
 
 
-def test_what_was_appended_is_there_at_once(store: Store) -> None:
+def test_appended_blocks_are_stored_immediately(store: Store) -> None:
     original = experiment(blocks=20)
     recording = _record(store, original, 7)
     running = store.load(recording.experiment_id)
@@ -130,7 +130,7 @@ def test_what_was_appended_is_there_at_once(store: Store) -> None:
     assert [s.blocks for s in store.list()] == [9]
 
 
-def test_a_recording_ends_as_if_stored_at_once(store: Store) -> None:
+def test_an_appended_recording_equals_one_stored_whole(store: Store) -> None:
     original = experiment(blocks=20)
     recording = _record(store, original, 20)
     recording.finish(original, claims(original))
@@ -138,12 +138,12 @@ def test_a_recording_ends_as_if_stored_at_once(store: Store) -> None:
     assert _columns(loaded) == _columns(original)
     assert sorted(map(repr, loaded.events)) == sorted(map(repr, original.events))
     assert store.recompute(recording.experiment_id) == claims(original)
-    # What was appended bit by bit leaves no empty pages in the file.
+    # Incremental appends leave no empty pages in the file.
     with contextlib.closing(sqlite3.connect(store.path)) as file:
         assert file.execute("PRAGMA freelist_count").fetchone() == (0,)
 
 
-def test_nothing_measured_is_replaced(store: Store) -> None:
+def test_measured_values_are_never_replaced(store: Store) -> None:
     original = experiment(blocks=20)
     recording = _record(store, original, 20)
     key = ("base", "cpu", Phase.MEASURE)
@@ -156,7 +156,7 @@ def test_nothing_measured_is_replaced(store: Store) -> None:
     assert _columns(store.load(recording.experiment_id)) == _columns(original)
 
 
-def test_what_the_end_leaves_out_is_kept(store: Store) -> None:
+def test_blocks_missing_at_the_end_are_kept(store: Store) -> None:
     original = experiment(blocks=5)
     recording = _record(store, original, 5)
     recording.event(Event(2, "failed", {"arm": "fast"}))
@@ -229,7 +229,7 @@ def test_kill_minus_9_loses_at_most_the_running_block_and_it_resumes(tmp_path: P
         assert cut.status == "interrupted"
         columns = {key: s.values.tolist() for key, s in cut.series.items()}
         n_stored = len(columns["base", "wall", Phase.MEASURE])
-        # A block is durable before it is said; one more may have been written and not said.
+        # A block is durable before it is reported; one more may have been written and not reported.
         assert n_stored in (durable, durable + 1)
         assert set(map(tuple, columns.values())) == {tuple(map(float, range(n_stored)))}
         assert len(cut.events) == n_stored
@@ -257,7 +257,7 @@ def test_two_processes_write_at_the_same_time(tmp_path: Path) -> None:
             assert loaded.series["base", "cpu", Phase.MEASURE].values.tolist() == [*range(60)]
 
 
-def test_a_claim_that_no_longer_follows_is_named(store: Store) -> None:
+def test_a_claim_that_no_longer_follows_from_its_samples_is_named(store: Store) -> None:
     original = experiment()
     found = claims(original)
     identity = store.save(original, found)
@@ -274,7 +274,7 @@ def test_a_claim_that_no_longer_follows_is_named(store: Store) -> None:
         store.recompute(store.save(original, ()))
 
 
-def test_one_changed_sample_is_noticed(tmp_path: Path) -> None:
+def test_one_changed_sample_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     original = experiment(blocks=11)
     with Store(path) as store:
@@ -320,7 +320,7 @@ def test_samples_cost_at_most_16_bytes_and_grow_linearly(tmp_path: Path) -> None
                 sizes.append(path.stat().st_size - before)
                 counts.append(count)
     small, large = sizes[1] / counts[1], sizes[5] / counts[5]
-    # 800 samples pay for arms, settings and pages of 4 KiB; 12,800 do not notice.
+    # 800 samples also pay for arms, settings and pages of 4 KiB, which 12,800 hardly notice.
     assert large <= 16
     assert sizes[5] - sizes[3] <= 16 * (counts[5] - counts[3])
     assert small <= 40
@@ -335,7 +335,7 @@ def test_momentary_facts_belong_to_the_experiment(store: Store) -> None:
     assert differences(store.environment(ENVIRONMENT.env_id), ENVIRONMENT) == ()
 
 
-def test_experiments_are_found_by_the_beginning_of_their_id(store: Store) -> None:
+def test_experiments_are_found_by_a_prefix_of_their_id(store: Store) -> None:
     first, second = (store.save(experiment(title=t), ()) for t in ("one", "two"))
     assert store.load("last").title == "two"
     assert store.load(first[:6]).title == "one"
@@ -351,7 +351,7 @@ def test_the_outline_is_the_experiment_without_samples(store: Store) -> None:
     assert _same(store.outline(identity), replace(original, series={}))
 
 
-def test_a_prediction_is_kept_once(store: Store) -> None:
+def test_a_prediction_is_stored_once(store: Store) -> None:
     for _ in range(2):
         store.record_prediction(prediction())
     store.save(experiment(predictions={"fast": prediction()}), ())
@@ -359,7 +359,7 @@ def test_a_prediction_is_kept_once(store: Store) -> None:
     assert store.predictions() == (prediction(), prediction(ratio=0.6))
 
 
-def test_looking_makes_no_store(tmp_path: Path) -> None:
+def test_reading_creates_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         Store(tmp_path / "r.db", read_only=True)
     assert caught.value.where == str(tmp_path / "r.db")
@@ -385,7 +385,7 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     assert "upgrade slipstream" in (caught.value.remedy or "")
 
 
-def test_an_interrupted_experiment_of_an_older_store_is_taken_over(tmp_path: Path) -> None:
+def test_an_interrupted_experiment_of_an_older_store_is_converted(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     original = experiment(blocks=20)
     with Store(path) as store:
@@ -403,7 +403,7 @@ def test_an_interrupted_experiment_of_an_older_store_is_taken_over(tmp_path: Pat
         assert [s.blocks for s in store.list()] == [9]
 
 
-def test_a_full_disk_keeps_the_blocks_before_it(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_earlier_blocks(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     with Store(path) as store:
         recording = store.begin(experiment(blocks=1))
@@ -424,7 +424,7 @@ def test_a_full_disk_keeps_the_blocks_before_it(tmp_path: Path) -> None:
         assert store.load("last").series[key].values.size == 100 * written
 
 
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+def test_a_really_full_disk_keeps_the_earlier_blocks(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -449,7 +449,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_where_the_store_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_location_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLIPSTREAM_STORE", raising=False)
     assert default_path() == Path(".slipstream/results.db")
     monkeypatch.setenv("SLIPSTREAM_STORE", "elsewhere.db")
@@ -457,7 +457,7 @@ def test_where_the_store_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("facts", ["[]", "null", "7", '"text"', "{"])
-def test_an_environment_of_no_facts_is_an_error_that_names_the_store(
+def test_an_environment_without_facts_is_an_error_that_names_the_store(
     tmp_path: Path, facts: str
 ) -> None:
     path = tmp_path / "results.db"

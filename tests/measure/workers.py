@@ -1,13 +1,11 @@
-"""What the tests of `slipstream.measure` run in worker processes."""
+"""Functions that tests of `slipstream.measure` run in worker processes."""
 
 from __future__ import annotations
 
 import math
 import os
 import random
-import sys
 import time
-from datetime import timedelta
 from typing import Any
 
 from slipstream.measure import phases
@@ -102,49 +100,8 @@ def import_numpy() -> None:
     np.ones(1000).sum()
 
 
-def collectives(rank: int, ranks: int, address: str, elements: int) -> dict[str, object]:
-    """Every kind of collective once, and one DDP step, over gloo; what was counted."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    from slipstream.measure.wire import count_bytes
-
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
-    tensor = torch.ones(elements)
-    parts = [torch.ones(elements) for _ in range(ranks)]
-    model = torch.nn.Linear(64, 32, bias=False)
-    with count_bytes() as traffic:
-        dist.all_reduce(tensor)
-        traffic.next_step()
-        dist.broadcast(tensor, 0)
-        dist.all_gather(parts, tensor)
-        dist.reduce(tensor, 0)
-        dist.gather(tensor, parts if rank == 0 else None, 0)
-        dist.scatter(tensor, parts if rank == 0 else None, 0)
-        dist.all_to_all_single(torch.empty(ranks * 10), torch.ones(ranks * 10))
-        if rank == 0:
-            dist.send(tensor, 1)
-        elif rank == 1:
-            dist.recv(tensor, 0)
-        dist.barrier()
-    found = [
-        [collective.operation, collective.step, collective.sent_bytes]
-        for collective in traffic.collectives
-    ]
-    wrapped = DistributedDataParallel(model)
-    with count_bytes() as traffic:
-        wrapped(torch.ones(4, 64)).sum().backward()
-    ddp = [[collective.operation, collective.sent_bytes] for collective in traffic.collectives]
-    dist.destroy_process_group()
-    return {"collectives": found, "ddp": ddp, "python": sys.version}
-
-
 def draw_luck(spread: float, started: str) -> None:
-    """What this process is stuck with: its steps cost so many times as much as another's.
+    """Return this process's cost factor, drawn by its number among all started processes.
 
     The draw is that of its number among all that were started, which a file counts.
     """
@@ -156,6 +113,6 @@ def draw_luck(spread: float, started: str) -> None:
 
 
 def sample_with_luck() -> dict[str, float]:
-    """Made-up times, one per cent of noise."""
+    """Return made-up times with one per cent of noise."""
     elapsed_ns = 1e7 * _luck["factor"] * math.exp(_luck["noise"].gauss(0, 0.01))
     return {"wall": elapsed_ns, "cpu": elapsed_ns}
