@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,25 +158,41 @@ def asks(
                 request.need_runnable()
             command(request, **arguments)
 
-        parameter = functools.partial(
-            inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD
-        )
-        declared = [
-            param.replace(annotation=eval(param.annotation, command.__globals__))
-            for param in list(inspect.signature(command).parameters.values())[1:]
-        ]
-        parameters = [
-            *(parameter(n, annotation=kind, default=value) for n, (kind, value) in first.items()),
-            *(param for param in declared if param.name not in _LAST),
-            *(parameter(n, annotation=_SHARED[n], default=value) for n, value in shared.items()),
-            *(param for param in declared if param.name in _LAST),
-        ]
-        signature = inspect.Signature(parameters)
-        wrapper.__signature__ = signature  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {param.name: param.annotation for param in parameters}
+        last = {name: (_SHARED[name], value) for name, value in shared.items()}
+        signature = declare(wrapper, command, first, last)
         return wrapper
 
     return decorate
+
+
+def declare(
+    wrapper: Callable[..., None],
+    command: Callable[..., None],
+    first: Mapping[str, tuple[Any, Any]],
+    last: Mapping[str, tuple[Any, Any]],
+) -> inspect.Signature:
+    """Give `wrapper` the options of `command` but the first parameter, between `first` and `last`.
+
+    Args:
+        first, last: annotation and default of options by name. ``--store`` and ``--json`` of the
+            command come after `last`.
+    """
+    declared = [
+        (name, (eval(param.annotation, command.__globals__), param.default))
+        for name, param in list(inspect.signature(command).parameters.items())[1:]
+    ]
+    own = [(name, option) for name, option in declared if name not in _LAST]
+    ending = [(name, option) for name, option in declared if name in _LAST]
+    parameters = [
+        inspect.Parameter(
+            name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind, default=value
+        )
+        for name, (kind, value) in (*first.items(), *own, *last.items(), *ending)
+    ]
+    signature = inspect.Signature(parameters)
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {param.name: param.annotation for param in parameters}
+    return signature
 
 
 def statistics_of(record: Sequence[str] | None) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from slipstream.cli._options import Json
 from slipstream.cli._output import emit, emit_result, note, progress, show_progress
 from slipstream.errors import UsageError
 
@@ -50,7 +51,7 @@ def ab(
         None, "--store", help="Results store; .slipstream/results.db by default."
     ),
     save: bool = typer.Option(True, "--save/--no-save", help="Save the result in the store."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_json: Json = False,
 ) -> None:
     """Run two commands (or one in two git revisions) alternately and report which is cheaper.
 
@@ -127,7 +128,7 @@ def _mode(
 @app.command()
 def gate(
     seconds: float = typer.Option(60.0, "--seconds", help="Measuring time to estimate for."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_json: Json = False,
 ) -> None:
     """Check whether this machine is fit to measure on now, and which differences it can detect.
 

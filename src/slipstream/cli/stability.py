@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,31 +79,44 @@ _Scene = Annotated[
 _Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of scenes.")]
 
 
+_FIRST = {
+    "model": (_Model, inspect.Parameter.empty), "data": (_Data, None), "paths": (_Paths, None),
+    "path": (_Path, None), "also": (_Also, None), "technique": (options.Techniques, None),
+    "preprocess": (_Preprocess, ""),
+}  # fmt: skip
+_LAST = {"scene": (_Scene, None), "limit": (_Limit, None), "settings": (options.Set, None)}
+
+
 @contextlib.contextmanager
-def _opened(
-    report: Report, model: str, technique: list[str] | None, path: list[str] | None,
-    also: list[str] | None, settings: list[str] | None, **options: Any,
-) -> Iterator[Devices]:  # fmt: skip
+def _opened(report: Report, shared: dict[str, Any]) -> Iterator[Devices]:
     from slipstream.ship.stability.opening import opened
     from slipstream.verbs.request import Request
 
     report("opening")
     with opened(
-        model, path=path or (), also=also or (), techniques=technique or (),
-        arguments=Request.parse(model, settings=settings or ()).arguments, **options,
+        shared["model"], data=shared["data"], paths=shared["paths"], path=shared["path"] or (),
+        also=shared["also"] or (), techniques=shared["technique"] or (),
+        arguments=Request.parse(shared["model"], settings=shared["settings"] or ()).arguments,
+        preprocess=shared["preprocess"], scene=shared["scene"], limit=shared["limit"],
     ) as devices:  # fmt: skip
         yield devices
 
 
+def _on_devices(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of models, scenes and paths; the command takes their values first."""
+
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        command({name: arguments.pop(name) for name in (*_FIRST, *_LAST)}, **arguments)
+
+    options.declare(wrapper, command, _FIRST, _LAST)
+    return wrapper
+
+
 @app.command()
+@_on_devices
 def measure(
-    model: _Model,
-    data: _Data = None,
-    paths: _Paths = None,
-    path: _Path = None,
-    also: _Also = None,
-    technique: options.Techniques = None,
-    preprocess: _Preprocess = "",
+    shared: dict[str, Any],
     topk: Annotated[
         int, typer.Option(metavar="K", min=1, help="Top classes to compare: 1, 3, 5.")
     ] = 3,
@@ -109,9 +124,6 @@ def measure(
         Path | None,
         typer.Option(metavar="FILE.png", help="Draw the most disputed scenes, per path."),
     ] = None,
-    scene: _Scene = None,
-    limit: _Limit = None,
-    settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure instability: the fraction of scenes that one device gets right and another wrong.
@@ -131,10 +143,7 @@ def measure(
     if sheet is not None:
         need_place(sheet, ".png", option="--sheet")
     drawn: list[int] = []
-    with progress("stability measure") as report, _opened(
-        report, model, technique, path, also, settings, data=data, paths=paths,
-        preprocess=preprocess, scene=scene, limit=limit,
-    ) as devices:  # fmt: skip
+    with progress("stability measure") as report, _opened(report, shared) as devices:
         scenes, ways = devices.scenes, devices.matrix.paths
         result = stability.measure(
             devices.models, scenes, ways, scenes.labels, topk=topk, report=report
@@ -145,27 +154,20 @@ def measure(
     emit(result.tables(), result.to_json(), as_json=as_json)
     if drawn:
         count = f"{len(drawn)} scene{'s' * (len(drawn) != 1)}"
-        command = ["slipstream", "stability", "explain", model, *(["--data", data] if data else [])]
+        data = ["--data", shared["data"]] if shared["data"] else []
+        command = ["slipstream", "stability", "explain", shared["model"], *data]
         note(f"wrote {sheet}: {count}; next: {shlex.join(command)}")
     elif sheet is not None:
         note(f"nothing is disputed: {sheet} was not written")
 
 
 @app.command()
+@_on_devices
 def explain(
-    model: _Model,
-    data: _Data = None,
-    paths: _Paths = None,
-    path: _Path = None,
-    also: _Also = None,
-    technique: options.Techniques = None,
-    preprocess: _Preprocess = "",
+    shared: dict[str, Any],
     each: Annotated[
         bool, typer.Option("--settings", help="Vary every setting, such as camera.sharpen.")
     ] = False,
-    scene: _Scene = None,
-    limit: _Limit = None,
-    settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
     """Find which stage causes instability: camera, codec, resizing or model.
@@ -180,10 +182,7 @@ def explain(
     from slipstream.cli._output import emit, progress
     from slipstream.ship import stability
 
-    with progress("stability explain") as report, _opened(
-        report, model, technique, path, also, settings, data=data, paths=paths,
-        preprocess=preprocess, scene=scene, limit=limit,
-    ) as devices:  # fmt: skip
+    with progress("stability explain") as report, _opened(report, shared) as devices:
         result = stability.explain(
             devices.models, devices.scenes, devices.matrix, devices.scenes.labels,
             settings=each, report=report,
@@ -192,20 +191,12 @@ def explain(
 
 
 @app.command()
+@_on_devices
 def predict(
-    model: _Model,
-    data: _Data = None,
-    paths: _Paths = None,
-    path: _Path = None,
-    also: _Also = None,
-    technique: options.Techniques = None,
-    preprocess: _Preprocess = "",
+    shared: dict[str, Any],
     sample: Annotated[
         int, typer.Option(metavar="N", min=2, help="Number of scenes to run on the paths.")
     ] = 64,
-    scene: _Scene = None,
-    limit: _Limit = None,
-    settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
     """Predict instability from all scenes on the reference and only a few on the paths.
@@ -215,10 +206,7 @@ def predict(
     from slipstream.cli._output import emit, progress
     from slipstream.ship import stability
 
-    with progress("stability predict") as report, _opened(
-        report, model, technique, path, also, settings, data=data, paths=paths,
-        preprocess=preprocess, scene=scene, limit=limit,
-    ) as devices:  # fmt: skip
+    with progress("stability predict") as report, _opened(report, shared) as devices:
         forecast = stability.predict(
             devices.models, devices.scenes, devices.matrix, devices.scenes.labels,
             sample=sample, report=report,
