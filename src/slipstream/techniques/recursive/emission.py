@@ -1,0 +1,566 @@
+"""C++ of the kernel of a recursive model: one call computes all levels of a request.
+
+Groups of nodes are executed level by level. Within a stage, every worker owns a slice of the output
+columns of all nodes, so that its packed weights stay in its cache from level to level; every other
+level runs through the columns backwards, which finds the weights used last in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slipstream.codegen import PRELUDE
+from slipstream.codegen.ops import OPS
+from slipstream.codegen.program import Apply, Const, Expr, Load, loads
+from slipstream.codegen.team import TEAM
+from slipstream.codegen.tile import TileShape, tile_shape, tile_source
+from slipstream.techniques.recursive.lowering import MatrixProduct, Product
+from slipstream.techniques.recursive.stages import Staged, Target, Unit
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A packed weight.
+
+    Attributes:
+        constant: its number; `columns_first` as of `Product`.
+        ranges: first k and number of k of each input.
+        offsets: first column of each gate.
+        columns: of each gate.
+        width: columns of a tile.
+    """
+
+    constant: int
+    columns_first: bool
+    ranges: tuple[tuple[int, int], ...]
+    offsets: tuple[int, ...]
+    columns: int
+    width: int
+
+
+@dataclass
+class Kernel:
+    """A generated source and the pointers that it is passed.
+
+    Attributes:
+        pointers: what each is: ("state", number), ("child", slot), ("word",), ("constant", number),
+            ("table", kind), ("leaf", kind, product, child, first k) or ("panel", `Panel`).
+        scratch: elements per row of a level of all temporaries.
+        private: those that each worker has.
+        stages: number of stages by variant (kind and mask).
+        weight_bytes: bytes of panels that a group of a variant reads.
+        flops: per node of a variant.
+    """
+
+    source: str = ""
+    pointers: list[tuple[object, ...]] = field(default_factory=list)
+    scratch: int = 0
+    private: int = 0
+    stages: dict[int, int] = field(default_factory=dict)
+    weight_bytes: dict[int, int] = field(default_factory=dict)
+    flops: dict[int, int] = field(default_factory=dict)
+
+    def pointer(self, *name: object) -> int:
+        if name not in self.pointers:
+            self.pointers.append(name)
+        return self.pointers.index(name)
+
+
+_RUN = r"""
+struct Run {
+  const void* const* pointers;
+  const int32_t* groups;  // level, kind, mask, first, count
+  i64 group_count, rows, workers, private_width;
+  real *scratch, *private_rows;
+  i64 barriers;
+  Team* team;
+};
+
+// The nodes of a group; `slot` counts rows of the level before it.
+struct Group { i64 first, count, slot, level; };
+
+INLINE void slice(i64 count, int worker, i64 workers, i64* first, i64* end) {
+  *first = count * worker / workers;
+  *end = count * (worker + 1) / workers;
+}
+"""
+_BODY = r"""
+void body(void* argument, int worker) {
+  Run& run = *static_cast<Run*>(argument);
+  const int32_t* end = run.groups + 5 * run.group_count;
+  for (const int32_t* level = run.groups; level < end;) {
+    const int32_t* next = level;
+    int stages = 0;
+    for (; next < end && next[0] == level[0]; next += 5) {
+      const int own = stages_of(next[1] * kMasks + next[2]);
+      stages = own > stages ? own : stages;
+    }
+    for (int stage = 1; stage <= stages; ++stage) {
+      i64 slot = 0;
+      for (const int32_t* group = level; group < next; group += 5) {
+        execute(run, group[1] * kMasks + group[2], stage,
+                Group{group[3], group[4], slot, group[0]}, worker);
+        slot += group[4];
+      }
+      if (stage == stages && next == end) break;
+      if (worker == 0) ++run.barriers;
+      meet(run.team);
+    }
+    level = next;
+  }
+}
+
+}  // namespace
+
+extern "C" void run_recursive(Run* run) {
+  run->barriers = 0;
+  run_team(static_cast<int>(run->workers), body, run, &run->team);
+}
+"""
+
+
+def emit(
+    variants: Mapping[int, Staged],
+    kind_of: Mapping[int, int],
+    masks: int,
+    state_widths: Sequence[int],
+    table_widths: Mapping[int, int],
+    leaf_widths: Mapping[tuple[int, str], int],
+    *,
+    double: bool = False,
+    half: bool = False,
+    single_row: bool = False,
+) -> Kernel:
+    """Return the kernel of a model.
+
+    Args:
+        variants: stages by number: kind * masks + mask.
+        kind_of: kind by number of variant.
+        masks: number of masks of leaf children.
+        state_widths: elements of each state.
+        table_widths: columns of each kind's table.
+        leaf_widths: columns of each table of leaf children's shares of products.
+        double: whether values are float64.
+        half: whether weights are bfloat16.
+        single_row: whether nodes are computed one by one.
+    """  # fmt: skip
+    kernel = Kernel()
+    item = 8 if double else 4
+    lanes = tile_shape([], 1, item).lanes
+    parts = [
+        PRELUDE.replace("#include <stdint.h>", "#include <stdint.h>\n", 1),
+        f"using real = {'double' if double else 'float'};\n",
+        "namespace {\n", tile_source(lanes) if not double else _double(tile_source(lanes)),
+        "}  // namespace\n", TEAM, "namespace {\n", f"constexpr int kMasks = {masks};\n", _RUN,
+    ]  # fmt: skip
+    for number, staged in variants.items():
+        writer = _Writer(
+            kernel, number, kind_of[number], staged, state_widths, table_widths, leaf_widths, item,
+            half, single_row,
+        )  # fmt: skip
+        parts += writer.functions()
+        kernel.stages[number] = len(staged.stages)
+    parts.append("int stages_of(int variant) {\n  switch (variant) {\n")
+    parts += [f"    case {n}: return {count};\n" for n, count in kernel.stages.items()]
+    parts.append("  }\n  return 0;\n}\n")
+    parts.append(
+        "void execute(const Run& run, int variant, int stage, const Group& group, int worker) {\n"
+        "  switch (variant * 256 + stage) {\n"
+    )
+    for number, count in kernel.stages.items():
+        for stage in range(1, count + 1):
+            call = f"v{number}_stage{stage}(run, group, worker)"
+            parts.append(f"    case {number * 256 + stage}: {call}; return;\n")
+    parts.append("  }\n}\n")
+    parts.append(_BODY)
+    kernel.source = "".join(parts)
+    return kernel
+
+
+def _double(tile: str) -> str:
+    """Return the tile without weights of 16 bits."""
+    first = tile.index("// Weights of two consecutive k")
+    end = tile.index("// sum[r][g] +=")
+    again = tile.index("template <int R, int G>", tile.index("template <int R, int G>", end) + 1)
+    return tile[:first] + tile[end:again]
+
+
+class _Writer:
+    def __init__(
+        self, kernel: Kernel, number: int, kind: int, staged: Staged, state_widths: Sequence[int],
+        table_widths: Mapping[int, int], leaf_widths: Mapping[tuple[int, str], int], item: int,
+        half: bool, single_row: bool,
+    ) -> None:  # fmt: skip
+        self._kernel, self._number, self._kind, self._staged = kernel, number, kind, staged
+        self._states, self._tables, self._leaves = state_widths, table_widths, leaf_widths
+        self._item, self._half, self._single = item, half, single_row
+        self._private: dict[str, int] = {}
+        self._scratch: dict[str, int] = {}
+        self._bytes = self._flops = 0
+        at = 0
+        for temporary in staged.private:
+            if temporary.name not in self._private:
+                self._private[temporary.name] = at
+                at += temporary.width
+        kernel.private = max(kernel.private, at)
+        at = 0
+        for name, width in staged.widths.items():
+            if name not in self._private:
+                self._scratch[name] = at
+                at += width
+        kernel.scratch = max(kernel.scratch, at)
+
+    def functions(self) -> Iterator[str]:
+        """Yield the functions of all stages."""
+        for number, stage in enumerate(self._staged.stages, 1):
+            calls = []
+            if number == 1 and self._staged.private:
+                yield from self._prologue()
+                calls.append(f"v{self._number}_private(run, group, worker);")
+            for place, unit in enumerate(stage.units):
+                name = f"v{self._number}_s{number}_u{place}"
+                yield from self._unit(name, unit)
+                calls.append(f"{name}(run, group, worker);")
+            for product in stage.matrices:
+                name = f"v{self._number}_{product.name}"
+                yield from self._matrix(name, product)
+                calls.append(f"{name}(run, group, worker);")
+            body = "".join(f"  {call}\n" for call in calls)
+            yield (
+                f"void v{self._number}_stage{number}(const Run& run, const Group& group, "
+                f"int worker) {{\n{body}}}\n"
+            )
+        self._kernel.weight_bytes[self._number] = self._bytes
+        self._kernel.flops[self._number] = self._flops
+
+    # Pointers.
+
+    def _pointer(self, kind: str, *name: object) -> str:
+        number = self._kernel.pointer(*name)
+        return f"static_cast<const {kind}*>(run.pointers[{number}])"
+
+    def _base(self, load: Load, row: str) -> str:
+        """Return the row that a load reads, for row number `row` of the group."""
+        name, through = load.buffer, load.index.through
+        node = f"group.first + {row}"
+        if through is not None:
+            index = through[0]
+            if index.startswith("child"):
+                child = self._pointer("int32_t", "child", int(index[5:]))
+                width = self._states[int(name[1:])]
+                state = self._pointer("real", "state", int(name[1:]))
+                return f"{state} + i64({child}[{node}]) * {width}"
+            word = self._pointer("int32_t", "word")
+            if index == "word":
+                table = self._pointer("real", "table", self._kind)
+                return f"{table} + i64({word}[{node}]) * {self._tables[self._kind]}"
+            child = self._pointer("int32_t", "child", int(index[4:]))
+            columns = self._leaves[self._kind, name]
+            leaf = self._pointer("real", "leaf", self._kind, name)
+            return f"{leaf} + i64({word}[{child}[{node}]]) * {columns}"
+        if name[0] == "c":
+            return self._pointer("real", "constant", int(name[1:]))
+        return self._temporary(name, row)
+
+    def _temporary(self, name: str, row: str) -> str:
+        """Return the row of a temporary or matrix product."""
+        width = self._staged.widths[name]
+        if name in self._private:
+            return (
+                f"run.private_rows + (worker * run.private_width + "
+                f"{self._private[name]}) * run.rows + (group.slot + {row}) * {width}"
+            )
+        return f"run.scratch + {self._scratch[name]} * run.rows + (group.slot + {row}) * {width}"
+
+    def _target(self, target: Target, row: str) -> str:
+        if target.buffer[0] == "s":
+            state = self._pointer("real", "state", int(target.buffer[1:]))
+            node = f"(group.first + {row}) * {self._states[int(target.buffer[1:])]}"
+            return f"const_cast<real*>({state}) + {node} + {target.offset}"
+        return f"{self._temporary(target.buffer, row)} + {target.offset}"
+
+    # Elementwise values.
+
+    def _values(
+        self, outputs: Sequence[tuple[Target, Expr]], row: str, position: str, count: str,
+        sums: Mapping[tuple[str, int], str], indent: str,
+    ) -> Iterator[str]:  # fmt: skip
+        """Yield the loop over positions that computes `outputs` of one row.
+
+        Args:
+            position: position of the loop's first iteration.
+            sums: text of the array of each (product, gate) in registers.
+        """
+        bases: dict[tuple[str, object], str] = {}
+        lines: list[str] = []
+        names: dict[Expr, str] = {}
+
+        def text(value: Expr) -> str:
+            if value in names:
+                return names[value]
+            match value:
+                case Const(number):
+                    return f"real({_literal(number)})"
+                case Load(buffer, index):
+                    if (buffer, index.offset) in sums:
+                        code = f"{sums[buffer, index.offset]}[l]"
+                    else:
+                        key = (buffer, index.through)
+                        if key not in bases:
+                            bases[key] = f"b{len(bases)}"
+                            base = self._base(value, row)
+                            yield_lines.append(
+                                f"{indent}const real* const {bases[key]} = {base};\n"
+                            )
+                        place = f"{index.offset}"
+                        if index.factor("j"):
+                            place = f"{position} + l + {index.offset}"
+                        code = f"{bases[key]}[{place}]"
+                case Apply(op, args):
+                    code = OPS[op].c.format(*(text(arg) for arg in args))
+                case _:
+                    raise AssertionError(value)
+            names[value] = f"x{len(names)}"
+            lines.append(f"{indent}  const real {names[value]} = {code};\n")
+            return names[value]
+
+        yield_lines: list[str] = []
+        stores = []
+        for number, (target, value) in enumerate(outputs):
+            result = text(value)
+            stores.append(f"{indent}  o{number}[{position} + l] = {result};\n")
+            out = self._target(target, row)
+            yield_lines.append(f"{indent}real* const o{number} = {out};\n")
+        yield from yield_lines
+        yield f"#pragma GCC ivdep\n{indent}for (i64 l = 0; l < {count}; ++l) {{\n"
+        yield from lines
+        yield from stores
+        yield f"{indent}}}\n"
+
+    def _prologue(self) -> Iterator[str]:
+        yield (
+            f"void v{self._number}_private(const Run& run, const Group& group, int worker) {{\n"
+            "  for (i64 row = 0; row < group.count; ++row) {\n"
+        )
+        for temporary in self._staged.private:
+            target = Target(temporary.name, temporary.offset, temporary.width)
+            yield "  {\n"
+            yield from self._values(
+                [(target, temporary.value)], "row", "0", str(temporary.length), {}, "    "
+            )
+            yield "  }\n"
+        yield "  }\n}\n"
+
+    # Units of a stage.
+
+    def _unit(self, name: str, unit: Unit) -> Iterator[str]:
+        if not unit.products:
+            yield (
+                f"void {name}(const Run& run, const Group& group, int worker) {{\n"
+                "  i64 first, end;\n"
+                "  slice(group.count, worker, run.team->size, &first, &end);\n"
+                "  for (i64 row = first; row < end; ++row) {\n"
+            )
+            yield from self._values(unit.outputs, "row", "0", str(unit.length), {}, "    ")
+            yield "  }\n}\n"
+            return
+        groups = _joined(unit)
+        shape = tile_shape(
+            [(len(offsets), len(products)) for products, offsets in groups], unit.length, self._item
+        )
+        yield from self._tile(name, unit, groups, shape)
+        rows = 1 if self._single else shape.rows
+        blocks = -(-unit.length // shape.width)
+        cases = "".join(
+            f"        case {r}: {name}_tile<{r}>(run, group, row, block, worker); break;\n"
+            for r in range(1, rows + 1)
+        )
+        yield (
+            f"void {name}(const Run& run, const Group& group, int worker) {{\n"
+            "  i64 first, end;\n"
+            f"  slice({blocks}, worker, run.team->size, &first, &end);\n"
+            f"  const i64 tiles = (group.count + {rows - 1}) / {rows};\n"
+            "  const bool back = group.level & 1;\n"
+            "  for (i64 at = first; at < end; ++at) {\n"
+            "    const i64 block = back ? end - 1 - (at - first) : at;\n"
+            "    i64 row = 0;\n"
+            "    for (i64 t = 0; t < tiles; ++t) {\n"
+            "      const i64 until = group.count * (t + 1) / tiles;\n"
+            f"      switch (until - row) {{\n{cases}      }}\n"
+            "      row = until;\n    }\n  }\n}\n"
+        )
+
+    def _tile(
+        self, name: str, unit: Unit,
+        groups: list[tuple[list[Product], tuple[int, ...]]], shape: TileShape,
+    ) -> Iterator[str]:  # fmt: skip
+        width = shape.width
+        yield (
+            f"template <int R>\nvoid {name}_tile(const Run& run, const Group& group, i64 row, "
+            "i64 block, int worker) {\n"
+        )
+        sums: dict[tuple[str, int], str] = {}
+        for at, (products, offsets) in enumerate(groups):
+            per, gates = len(products), len(offsets)
+            vectors = gates * shape.blocks
+            ranges = tuple((first, length) for _, first, length in products[0].inputs)
+            panel = Panel(
+                products[0].weight, products[0].columns_first, ranges, offsets, unit.length, width
+            )
+            depth = sum(length + length % 2 * self._half for _, length in ranges)
+            kind = "pair16" if self._half else "real"
+            stride = depth * gates * width // (2 if self._half else 1)
+            pointer = self._pointer(kind, "panel", panel)
+            blocks = -(-unit.length // width)
+            self._bytes += blocks * depth * gates * width * (2 if self._half else self._item)
+            self._flops += 2 * per * depth * gates * unit.length
+            yield f"  alignas(64) real a{at}[R * {per * gates * width}];\n  {{\n"
+            yield f"    vec sum[R * {per}][{vectors}] = {{}};\n"
+            yield f"    const {kind}* panel = {pointer} + block * {stride};\n"
+            for number, (first, length) in enumerate(ranges):
+                yield f"    {{\n      const real* x[R * {per}];\n"
+                offset = []
+                yield "      for (int r = 0; r < R; ++r) {\n"
+                for place, product in enumerate(products):
+                    load = product.inputs[number][0]
+                    base = self._base(load, "(row + r)")
+                    yield f"        x[r * {per} + {place}] = {base} + {load.index.offset};\n"
+                    offset.append(load.index.offset)
+                step = (length + length % 2 * self._half) * gates * width
+                step //= 2 if self._half else 1
+                yield (
+                    "      }\n"
+                    f"      multiply<R * {per}, {vectors}>(sum, x, 0, panel, {length});\n"
+                    f"      panel += {step};\n    }}\n"
+                )
+            yield (f"    __builtin_memcpy(a{at}, sum, sizeof a{at});\n  }}\n")
+            for place, product in enumerate(products):
+                for gate, gate_offset in enumerate(offsets):
+                    sums[product.name, gate_offset] = (
+                        f"(a{at} + (r * {per} + {place}) * {gates * width} + {gate * width})"
+                    )
+        count = str(width)
+        if unit.length % width:
+            yield (
+                f"  const i64 left = {unit.length} - block * {width};\n"
+                f"  const i64 count = left < {width} ? left : {width};\n"
+            )
+            count = "count"
+        yield "  for (int r = 0; r < R; ++r) {\n"
+        yield from self._values(unit.outputs, "(row + r)", f"block * {width}", count, sums, "    ")
+        yield "  }\n}\n"
+
+    # Products of a node's matrices.
+
+    def _matrix(self, name: str, product: MatrixProduct) -> Iterator[str]:
+        load, by_row, by_depth = product.left
+        m, n, k = product.rows, product.columns, product.depth
+        self._flops += 2 * m * n * k
+        yield (
+            f"void {name}(const Run& run, const Group& group, int worker) {{\n"
+            "  i64 first, end;\n"
+            "  slice(group.count, worker, run.team->size, &first, &end);\n"
+            "  for (i64 row = first; row < end; ++row) {\n"
+            f"    const real* const left = {self._base(load, 'row')} + {load.index.offset};\n"
+            f"    real* const out = {self._temporary(product.name, 'row')};\n"
+        )
+        if n == 1:
+            (right, _), *others = product.right
+            if others or by_depth != 1:
+                yield "    for (i64 i = 0; i < %d; ++i) out[i] = 0;\n" % m
+                at = 0
+                for right, count in product.right:
+                    yield (
+                        f"    {{ const real* const b = {self._base(right, 'row')} + "
+                        f"{right.index.offset};\n"
+                        f"    for (i64 k = 0; k < {count}; ++k)\n"
+                        f"      for (i64 i = 0; i < {m}; ++i)\n"
+                        f"        out[i] += left[i * {by_row} + (k + {at}) * {by_depth}] * b[k]; }}\n"
+                    )
+                    at += count
+            else:
+                yield (
+                    f"    const real* const b = {self._base(right, 'row')} + {right.index.offset};\n"
+                    f"    for (i64 i = 0; i < {m}; ++i) {{\n"
+                    "      vec total = {};\n      i64 k = 0;\n"
+                    f"      for (; k + kLanes <= {k}; k += kLanes) {{\n"
+                    "        vec u, v;\n"
+                    f"        __builtin_memcpy(&u, left + i * {by_row} + k, sizeof u);\n"
+                    "        __builtin_memcpy(&v, b + k, sizeof v);\n"
+                    "        total += u * v;\n      }\n"
+                    "      real sum = 0;\n"
+                    "      for (int lane = 0; lane < kLanes; ++lane) sum += total[lane];\n"
+                    f"      for (; k < {k}; ++k) sum += left[i * {by_row} + k] * b[k];\n"
+                    "      out[i] = sum;\n    }\n"
+                )
+            yield "  }\n}\n"
+            return
+        parts = []
+        at = 0
+        for number, (right, count) in enumerate(product.right):
+            yield (
+                f"    const real* const b{number} = {self._base(right, 'row')} + "
+                f"{right.index.offset};\n"
+            )
+            parts.append((number, at, count))
+            at += count
+        rows, vectors = 4, 4
+        yield (
+            f"    for (i64 j = 0; j < {n}; j += kLanes * {vectors}) {{\n"
+            f"      const bool whole = j + kLanes * {vectors} <= {n};\n"
+            f"      for (i64 i = 0; i < {m}; i += {rows}) {{\n"
+            f"        const int count = {m} - i < {rows} ? int({m} - i) : {rows};\n"
+            f"        if (whole && count == {rows}) {{\n"
+            f"          vec sum[{rows}][{vectors}] = {{}};\n"
+        )
+        for number, first, count in parts:
+            yield (
+                f"          for (i64 k = 0; k < {count}; ++k) {{\n"
+                f"            vec b[{vectors}];\n"
+                f"            __builtin_memcpy(b, b{number} + k * {n} + j, sizeof b);\n"
+                f"#pragma GCC unroll {rows}\n"
+                f"            for (int r = 0; r < {rows}; ++r) {{\n"
+                f"              const vec a = left[(i + r) * {by_row} + (k + {first}) * {by_depth}]"
+                " - vec{};\n"
+                f"#pragma GCC unroll {vectors}\n"
+                f"              for (int v = 0; v < {vectors}; ++v) sum[r][v] += a * b[v];\n"
+                "            }\n          }\n"
+            )
+        yield (
+            f"          for (int r = 0; r < {rows}; ++r)\n"
+            f"            __builtin_memcpy(out + (i + r) * {n} + j, sum[r], sizeof sum[r]);\n"
+            "          continue;\n        }\n"
+            "        for (int r = 0; r < count; ++r)\n"
+            f"          for (i64 l = j; l < {n} && l < j + kLanes * {vectors}; ++l) {{\n"
+            "            real sum = 0;\n"
+        )
+        for number, first, count in parts:
+            yield (
+                f"            for (i64 k = 0; k < {count}; ++k)\n"
+                f"              sum += left[(i + r) * {by_row} + (k + {first}) * {by_depth}] * "
+                f"b{number}[k * {n} + l];\n"
+            )
+        yield f"            out[(i + r) * {n} + l] = sum;\n          }}\n      }}\n    }}\n  }}\n}}\n"
+
+
+def _joined(unit: Unit) -> list[tuple[list[Product], tuple[int, ...]]]:
+    """Return products that read the same panel together, with their gates."""
+    joined: dict[object, list[Product]] = defaultdict(list)
+    for product, offsets in unit.products:
+        ranges = tuple((first, length) for _, first, length in product.inputs)
+        joined[product.weight, product.columns_first, ranges, offsets].append(product)
+    return [(products, key[3]) for key, products in joined.items()]  # type: ignore[index]
+
+
+def _literal(number: float) -> str:
+    if math.isnan(number):
+        return "NAN"
+    if math.isinf(number):
+        return "INFINITY" if number > 0 else "-INFINITY"
+    return repr(float(number))
+
+
+__all__ = ["Kernel", "Panel", "emit", "loads"]

@@ -1,0 +1,491 @@
+"""`compile`: a recursive model as one kernel call per request."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from slipstream.codegen import load
+from slipstream.codegen.tile import aligned, pack
+from slipstream.errors import InvalidArgumentError
+from slipstream.native.family import structure
+from slipstream.techniques.recursive.emission import Kernel, Panel, emit
+from slipstream.techniques.recursive.evaluation import (
+    Weights,
+    constant_value,
+    vocabulary,
+    word_table,
+)
+from slipstream.techniques.recursive.lowering import Constants, Lowered, lower
+from slipstream.techniques.recursive.reading import UnknownShapeError, one_word, reader
+from slipstream.techniques.recursive.stages import (
+    leaf_products,
+    staged,
+    with_leaf_children,
+)
+from slipstream.techniques.recursive.structures import (
+    MASK_SLOTS,
+    Int32s,
+    Linearized,
+    StructureError,
+    Structures,
+    linearize,
+)
+from slipstream.techniques.recursive.traced import (
+    MAX_SHAPES,
+    RecursiveModelError,
+    Shape,
+    Tracer,
+)
+
+_Run = structure(
+    "void* pointers, groups; int64_t group_count, rows, workers, private_width; "
+    "void* scratch, private_rows; int64_t barriers; void* team;"
+)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Which optimisations are used; all by default.
+
+    Attributes:
+        specialize: nodes whose children are leaves have separate code, and groups of equal nodes
+            are computed together.
+        hoist: what depends on a word alone is computed once per word of the vocabulary.
+        fuse: all equations of a stage are computed while its sums are in registers.
+        persist: one call computes all levels.
+        batch: nodes of a level are computed together.
+    """
+
+    specialize: bool = True
+    hoist: bool = True
+    fuse: bool = True
+    persist: bool = True
+    batch: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class RecursiveOutput:
+    """States of all nodes.
+
+    Attributes:
+        states: of each state, [nodes, ...], in the order of the linearization.
+        roots: of each state, [trees, ...].
+        index: int32 [nodes], row of each node, by its number in the structures.
+        linearized: the structures and their order.
+    """
+
+    states: tuple[torch.Tensor, ...]
+    roots: tuple[torch.Tensor, ...]
+    index: Int32s
+    linearized: Linearized
+
+    def of(self, node: int | Any) -> tuple[torch.Tensor, ...]:
+        """Return the states of a node, given by number or, if objects were passed, by object.
+
+        Raises:
+            InvalidArgumentError: the node is not in the structures.
+        """
+        number = node if isinstance(node, int) else self.linearized.structures.number_of(node)
+        if number is None or not 0 <= number < len(self.index):
+            raise InvalidArgumentError("node", "it is not a node of these structures")
+        return tuple(state[int(self.index[number])] for state in self.states)
+
+
+def compile(
+    model: nn.Module,
+    example: Sequence[Any],
+    *,
+    method: str = "forward",
+    weights: torch.dtype | None = None,
+    workers: int | None = None,
+    passes: Passes = Passes(),  # noqa: B008
+) -> RecursiveNet:
+    """Compile a model that recurses over trees or acyclic graphs.
+
+    Args:
+        model: its `method` is passed one node, calls itself for the node's children, and returns
+            the node's states: a tensor, or a tuple of tensors, of the same shapes for all nodes.
+            Control flow may depend on the structure, not on values of tensors.
+        example: a few structures. Shapes of nodes that do not occur in them are compiled when
+            they are first met.
+        weights: ``torch.bfloat16`` stores the weights of products in 16 bits.
+        workers: threads; torch's number of threads by default.
+
+    Returns:
+        A callable that is passed a list of structures, see `RecursiveNet`.
+
+    Raises:
+        RecursiveModelError: the model cannot be compiled; names the source line.
+        CompileError: there is no C++ compiler.
+
+    Source: Fegade et al., "Cortex: A Compiler for Recursive Deep Learning Models", MLSys 2021.
+    """  # fmt: skip
+    if weights not in (None, torch.bfloat16):
+        raise InvalidArgumentError("weights", f"{weights}", remedy="torch.bfloat16 or None")
+    net = RecursiveNet(model, method, weights is not None, workers, passes)
+    net.linearize(list(example))
+    return net
+
+
+@dataclass
+class _Generated:
+    """What is generated for the kinds seen so far."""
+
+    kernel: Kernel
+    function: Any
+    masks: int
+    tables: dict[int, int]
+    lowered: dict[int, Lowered]
+
+
+@dataclass
+class _Packed:
+    """Pointers for the current weights, and what keeps their memory alive."""
+
+    version: tuple[Any, ...]
+    pointers: np.ndarray[Any, np.dtype[np.int64]]
+    tables: dict[int, torch.Tensor]
+    memory: list[Any] = field(default_factory=list)
+
+
+class RecursiveNet:
+    """A compiled recursive model.
+
+    ``net(trees)`` returns a `RecursiveOutput` for a list of structures: objects such as the model's
+    `forward` reads, or `Structures`, or what `linearize` returned for them.
+    """
+
+    def __init__(
+        self, model: nn.Module, method: str = "forward", half: bool = False,
+        workers: int | None = None, passes: Passes = Passes(),  # noqa: B008
+    ) -> None:  # fmt: skip
+        self.model, self.passes = model, passes
+        self._half, self._workers = half, workers
+        self._tracer = Tracer(model, method)
+        self._weights = Weights(model)
+        self._constants = Constants()
+        self._shapes: list[Shape] = []
+        self._kinds: list[Lowered] = []
+        self._reader: Any = None
+        self._generated: _Generated | None = None
+        self._packed: _Packed | None = None
+
+    # Structures.
+
+    def linearize(self, structures: Sequence[Any] | Structures | Linearized) -> Linearized:
+        """Return structures in the order in which they are computed; ``net`` accepts the result.
+
+        Raises:
+            StructureError: a structure has a cycle, or cannot be read.
+            RecursiveModelError: the model cannot be compiled for a new shape of node.
+        """
+        if isinstance(structures, Linearized):
+            return structures
+        if not isinstance(structures, Structures):
+            roots = list(structures)
+            while True:
+                if self._reader is None:
+                    self._reader = reader(self._shapes)
+                try:
+                    structures = self._reader(roots)
+                    break
+                except UnknownShapeError as unknown:
+                    self._add(unknown.node)
+        assert isinstance(structures, Structures)
+        if structures.kind is None:
+            structures = self._with_kinds(structures)
+        masks = MASK_SLOTS if self._uses_masks() else 0
+        tabled = [kind.tabled for kind in self._kinds] or [True]
+        return linearize(structures, tabled, mask_slots=masks)
+
+    def _with_kinds(self, structures: Structures) -> Structures:
+        by_arity = np.full(max([k.arity for k in self._kinds], default=0) + 1, -1, np.int32)
+        for number, kind in enumerate(self._kinds):
+            if by_arity[kind.arity] >= 0 or not one_word(kind.shape):
+                raise InvalidArgumentError(
+                    "structures", "arrays do not say which of the model's shapes their nodes have",
+                    remedy="set Structures.kind, or pass objects",
+                )  # fmt: skip
+            by_arity[kind.arity] = number
+        arity = structures.arity
+        unknown = np.flatnonzero(arity >= len(by_arity))
+        if not len(unknown):
+            unknown = np.flatnonzero(by_arity[arity] < 0)
+        if len(unknown):
+            node = int(unknown[0])
+            raise StructureError(
+                f"node {node} has {arity[node]} children, as no node of the examples", node,
+                remedy="compile with an example that has such a node",
+            )  # fmt: skip
+        return replace(structures, kind=by_arity[arity])
+
+    def _add(self, node: Any) -> None:
+        """Trace a node of a new shape, and generate code again."""
+        if len(self._shapes) >= MAX_SHAPES:
+            raise RecursiveModelError(
+                f"nodes have more than {MAX_SHAPES} shapes",
+                remedy="read words as integers, and limit the number of children",
+            )
+        self._shapes.append(self._tracer.trace(node))
+        self._kinds.append(lower(self._shapes[-1], self._tracer.states, self._constants))
+        self._reader = self._generated = self._packed = None
+
+    def _uses_masks(self) -> bool:
+        """Whether products of leaf children's states are looked up."""
+        return self.passes.hoist and self.passes.specialize and self._leaf_kind() is not None
+
+    def _leaf_kind(self) -> int | None:
+        """Return the only kind without children, if its states are tabled by a vocabulary."""
+        leaves = [number for number, kind in enumerate(self._kinds) if kind.tabled]
+        if len(leaves) != 1 or vocabulary(self._kinds[leaves[0]], self._weights) is None:
+            return None
+        return leaves[0]
+
+    # Code.
+
+    def _generate(self) -> _Generated:
+        masks = 1 << MASK_SLOTS if self._uses_masks() else 1
+        variants, kind_of, leaf_widths, lowered = {}, {}, {}, {}
+        for number, kind in enumerate(self._kinds):
+            of_leaves = leaf_products(kind)
+            children = {child for child, *_ in of_leaves}
+            for child, product, _, first, _ in of_leaves:
+                leaf_widths[number, f"{product.name}of{child}at{first}"] = product.columns
+            count = masks if 0 < kind.arity <= MASK_SLOTS else 1
+            for mask in range(count):
+                useful = sum(1 << c for c in range(kind.arity) if mask >> c & 1 and c in children)
+                variant = number * masks + mask
+                lowered[variant] = with_leaf_children(kind, useful) if useful else kind
+                variants[variant] = staged(lowered[variant], fuse=self.passes.fuse)
+                kind_of[variant] = number
+        widths = [int(np.prod(shape)) for shape in self._tracer.states]
+        tables = {number: kind.table_width for number, kind in enumerate(self._kinds)}
+        kernel = emit(
+            variants, kind_of, masks, widths, tables, leaf_widths,
+            double=self._tracer.dtype == torch.float64, half=self._half,
+            single_row=not (self.passes.specialize and self.passes.batch),
+        )  # fmt: skip
+        library = load(kernel.source, ("-pthread",))
+        library.run_recursive.argtypes = [ctypes.c_void_p]
+        library.run_recursive.restype = None
+        return _Generated(kernel, library.run_recursive, masks, tables, lowered)
+
+    # Weights.
+
+    def _pack(self, generated: _Generated, tensors: dict[str, torch.Tensor]) -> _Packed:
+        version = self._version(tensors)
+        packed = self._packed
+        if packed is not None and packed.version == version:
+            return packed
+        with torch.no_grad():
+            values = [constant_value(c, self._weights, tensors) for c in self._constants.items]
+            tables: dict[int, torch.Tensor] = {}
+            if self.passes.hoist:
+                for number, kind in enumerate(self._kinds):
+                    size = vocabulary(kind, self._weights)
+                    if size is not None and kind.inputs:
+                        words = torch.arange(size)
+                        tables[number] = word_table(kind, self._weights, tensors, [words])
+                        tables[number] = tables[number].contiguous()
+                    elif not kind.shape.words and not kind.shape.tensors and kind.inputs:
+                        tables[number] = word_table(kind, self._weights, tensors, []).contiguous()
+            packed = _Packed(version, np.zeros(len(generated.kernel.pointers), np.int64), tables)
+            for place, (name, *rest) in enumerate(generated.kernel.pointers):
+                memory: Any = None
+                if name == "constant":
+                    memory = values[rest[0]].contiguous()
+                elif name == "panel":
+                    memory = self._panel(rest[0], values)
+                elif name == "table" and rest[0] in tables:
+                    memory = tables[rest[0]]
+                elif name == "leaf":
+                    memory = self._leaf_table(rest[0], rest[1], values, tables)
+                if memory is not None:
+                    packed.memory.append(memory)
+                    packed.pointers[place] = _address(memory)
+        self._packed = packed
+        return packed
+
+    def _version(self, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+        return tuple(
+            (tensors[name].data_ptr(), tensors[name]._version) for name in self._weights.used()
+        )
+
+    def _panel(self, panel: Panel, values: list[torch.Tensor]) -> Any:
+        weight = _two_dimensional(values[panel.constant])
+        if panel.columns_first:
+            weight = weight.T
+        array = weight.detach().numpy()
+        parts = [
+            pack(array[first : first + length], panel.offsets, panel.columns, panel.width,
+                 half=self._half)
+            for first, length in panel.ranges
+        ]  # fmt: skip
+        return aligned(np.concatenate(parts, axis=1))
+
+    def _leaf_table(
+        self, kind: int, name: str, values: list[torch.Tensor], tables: dict[int, torch.Tensor]
+    ) -> torch.Tensor:
+        leaf = self._leaf_kind()
+        assert leaf is not None
+        for child, product, load_, first, length in leaf_products(self._kinds[kind]):
+            if name != f"{product.name}of{child}at{first}":
+                continue
+            weight = _two_dimensional(values[product.weight])
+            if product.columns_first:
+                weight = weight.T
+            weight = weight[first : first + length]
+            states = self._leaf_states(leaf, tables[leaf])[int(load_.buffer[1:])]
+            columns = states[:, load_.index.offset : load_.index.offset + length]
+            return (columns @ weight).contiguous()
+        raise AssertionError(name)
+
+    def _leaf_states(self, leaf: int, table: torch.Tensor) -> list[torch.Tensor]:
+        """Return the states of all words; each is a range of the table's columns."""
+        states = []
+        for pieces in self._kinds[leaf].states:
+            parts = [
+                table[:, value.index.offset : value.index.offset + length]  # type: ignore[union-attr]
+                for value, length in pieces
+            ]
+            states.append(torch.cat(parts, 1))
+        return states
+
+    # Calls.
+
+    def __call__(self, structures: Sequence[Any] | Structures | Linearized) -> RecursiveOutput:
+        """Return the states of all nodes of structures.
+
+        Raises:
+            StructureError: a structure has a cycle, or a word is out of range.
+            RecursiveModelError: the model cannot be compiled for a new shape of node.
+        """
+        linearized = self.linearize(structures)
+        if self._generated is None:
+            self._generated = self._generate()
+        tensors = self._weights.current()
+        states = self._infer(linearized, self._generated, tensors)
+        shapes = self._tracer.states
+        shaped = tuple(state.view(-1, *shape) for state, shape in zip(states, shapes, strict=True))
+        chosen = torch.from_numpy(linearized.roots)
+        roots = tuple(state[chosen] for state in shaped)
+        return RecursiveOutput(shaped, roots, linearized.place, linearized)
+
+    def _infer(
+        self, linearized: Linearized, generated: _Generated, tensors: dict[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        packed = self._pack(generated, tensors)
+        dtype, nodes = self._tracer.dtype, linearized.nodes
+        states = [torch.empty(nodes, int(np.prod(s)), dtype=dtype) for s in self._tracer.states]
+        if nodes == 0:
+            return states
+        tables = self._request_tables(linearized, packed, tensors)
+        pointers = packed.pointers.copy()
+        child, step = linearized.child_of.ctypes.data, linearized.nodes * 4
+        for place, (name, *rest) in enumerate(generated.kernel.pointers):
+            if name == "state":
+                pointers[place] = states[rest[0]].data_ptr()  # type: ignore[index]
+            elif name == "child":
+                pointers[place] = child + step * rest[0]  # type: ignore[operator]
+            elif name == "word":
+                pointers[place] = linearized.word.ctypes.data
+            elif name == "table" and rest[0] in tables:
+                pointers[place] = tables[rest[0]].data_ptr()  # type: ignore[index]
+        self.barriers = self.launches = 0
+        for groups in self._launches(linearized):
+            self._launch(generated, groups, pointers, dtype)
+        return states
+
+    def _launches(self, linearized: Linearized) -> list[Int32s]:
+        """Return the groups of each call of the kernel."""
+        groups = linearized.groups
+        if not (self.passes.batch and self.passes.specialize):
+            rows = np.repeat(groups, groups[:, 4], axis=0)
+            first = np.concatenate([np.arange(f, f + n) for f, n in groups[:, 3:]])
+            rows[:, 3], rows[:, 4] = first, 1
+            if not self.passes.batch:
+                rows[:, 0] = np.arange(len(rows))
+            groups = np.ascontiguousarray(rows, np.int32)
+        if self.passes.persist:
+            return [groups]
+        cuts = np.flatnonzero(np.diff(groups[:, 0])) + 1
+        return [np.ascontiguousarray(part) for part in np.split(groups, cuts)]
+
+    def _launch(
+        self, generated: _Generated, groups: Int32s, pointers: Any, dtype: torch.dtype
+    ) -> None:
+        kernel = generated.kernel
+        workers = self._workers or torch.get_num_threads()
+        rows = 1
+        if kernel.scratch or kernel.private:
+            rows = int(np.bincount(groups[:, 0], groups[:, 4]).max())
+        scratch = torch.empty(kernel.scratch * rows, dtype=dtype)
+        private = torch.empty(kernel.private * rows * workers, dtype=dtype)
+        run = _Run(
+            pointers=pointers.ctypes.data, groups=groups.ctypes.data, group_count=len(groups),
+            rows=rows, workers=workers, private_width=kernel.private, scratch=scratch.data_ptr(),
+            private_rows=private.data_ptr(), barriers=0,
+        )  # fmt: skip
+        generated.function(ctypes.byref(run))
+        self.barriers += run.barriers
+        self.launches += 1
+
+    def _request_tables(
+        self, linearized: Linearized, packed: _Packed, tensors: dict[str, torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """Return the tables of kinds whose input is not looked up, after checking words."""
+        tables = {}
+        structures = linearized.structures
+        for kind in np.unique(linearized.groups[:, 1]).tolist():
+            lowered = self._kinds[kind]
+            if not lowered.inputs:
+                continue
+            size = vocabulary(lowered, self._weights)
+            if size is not None:
+                self._check_words(linearized, kind, size)
+            if kind in packed.tables:
+                continue
+            columns = self._columns(structures, kind, size)
+            with torch.no_grad():
+                tables[kind] = word_table(lowered, self._weights, tensors, columns).contiguous()
+        return tables
+
+    def _columns(self, structures: Structures, kind: int, size: int | None) -> list[torch.Tensor]:
+        shape = self._kinds[kind].shape
+        if one_word(shape):
+            return [torch.arange(size or 1)] if shape.words else []
+        rows = structures.inputs.get(kind, [])
+        return [
+            torch.stack([torch.as_tensor(row[at]) for row in rows])
+            for at in range(len(shape.words) + len(shape.tensors))
+        ]
+
+    def _check_words(self, linearized: Linearized, kind: int, size: int) -> None:
+        for _, of_kind, _, first, count in linearized.groups.tolist():
+            if of_kind != kind:
+                continue
+            words = linearized.word[first : first + count]
+            if words.min() < 0 or words.max() >= size:
+                at = first + int(np.flatnonzero((words < 0) | (words >= size))[0])
+                node = int(np.flatnonzero(linearized.place == at)[0])
+                raise StructureError(
+                    f"word {linearized.word[at]} of node {node} is not in 0 to {size - 1}", node,
+                    remedy="pass numbers of rows of the embedding",
+                )  # fmt: skip
+
+
+def _two_dimensional(weight: torch.Tensor) -> torch.Tensor:
+    return weight.reshape(weight.shape[-2:]) if weight.dim() > 1 else weight.reshape(-1, 1)
+
+
+def _address(memory: Any) -> int:
+    if isinstance(memory, torch.Tensor):
+        return memory.data_ptr()
+    return int(memory.ctypes.data)
