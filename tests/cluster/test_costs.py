@@ -153,7 +153,7 @@ def test_batched_costs_equal_single_ones_bitwise() -> None:
         assert many[i] == cost.duration_ns
     with pytest.raises(InvalidArgumentError, match="the cluster has 16"):
         cluster.cost_many_ns("all_reduce", [1.0], [17])
-    with pytest.raises(InvalidArgumentError, match="nbytes: holds"):
+    with pytest.raises(InvalidArgumentError, match="nbytes: contains"):
         cluster.cost_many_ns("all_reduce", [np.nan], [2])
 
 

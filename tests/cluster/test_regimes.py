@@ -169,7 +169,7 @@ def test_a_file_stores_them_and_older_files_are_read(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[{ from_bytes = 5, alpha_ns = 1 }]", "begin at 5 bytes"),
-        ("[{ from_bytes = 0, alpha_ns = 1 }, { from_bytes = 0, alpha_ns = 2 }]", "follows one"),
+        ("[{ from_bytes = 0, alpha_ns = 1 }, { from_bytes = 0, alpha_ns = 2 }]", "follows that"),
         ("[{ from_bytes = 0, alpha_ns = -1 }]", "alpha_ns = -1"),
         (
             "[{ from_bytes = 0, alpha_ns = 1, slowdown = nan }]",

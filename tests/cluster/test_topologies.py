@@ -129,11 +129,11 @@ def test_an_explicit_route_is_used() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: star(0, SLOW), "devices: 0 is not an integer from 1 up"),
+        (lambda: star(0, SLOW), "devices: 0 is not a positive integer"),
         (lambda: fat_tree(3, SLOW), "k: 3 is odd"),
         (lambda: torus((2, 2), SLOW, (True,)), "wrap: has 1 entries for 2"),
         (lambda: leaf_spine(8, 4, 2, SLOW, 0.0), "oversubscription: 0.0"),
-        (lambda: from_edges([("a", "a", SLOW)], ["a"]), "joined to itself"),
+        (lambda: from_edges([("a", "a", SLOW)], ["a"]), "connected to itself"),
         (lambda: from_edges([], []), "devices: is empty"),
         (lambda: islands([], SLOW, SLOW), "parts: is empty"),
         (lambda: LinkKind.of("x", float("nan")), "not a finite number"),

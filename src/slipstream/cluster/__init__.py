@@ -1,9 +1,9 @@
-"""Clusters: devices, links, topologies; what a collective costs; what happens when many compete.
+"""Clusters: devices, links and topologies; the cost of a collective, and simulation of many.
 
 from slipstream.cluster import Cluster, Collective
 
-here = Cluster.load("h100x8-100gbe", hosts=16)
-here.cost(Collective("all_reduce", nbytes=668e6)).seconds
+cluster = Cluster.load("h100x8-100gbe", hosts=16)
+cluster.cost(Collective("all_reduce", nbytes=668e6)).seconds
 """
 
 from slipstream.cluster.closed_form import closed_form_ns

@@ -1,10 +1,10 @@
-"""Trees of switches that add up what ranks send through them.
+"""Trees of switches that sum the data ranks send through them.
 
 Every cable of a tree carries the bytes once up and the sum once down, whatever the number of ranks
-below it; a switch that cannot add up passes on what each of its children sends.
+below it; a switch that cannot aggregate forwards the data of each of its children.
 
 Source: Gebara, Ghobadi, Costa, "In-network aggregation for shared machine learning clusters",
-MLSys 2021 (here one tree a group, rooted at the nearest switch).
+MLSys 2021 (here one tree per group, rooted at the nearest switch).
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from slipstream.cluster.topology import Float64s, Topology
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Attributes:
-    links: int32 [links]; of the tree, both ways, and of its switches that add up.
-    streams: float64 [links]; how many times each carries the bytes.
-    depth: hops from the farthest rank to the root.
-    delay_ns: what links take from the farthest rank to the root and back.
+    """A tree of links with their load.
+
+    Attributes:
+        links: int32 [links]; links of the tree in both directions, and of its aggregating switches.
+        streams: float64 [links]; how many times each link carries the bytes.
+        depth: hops from the farthest rank to the root.
+        delay_ns: latency of the links from the farthest rank to the root and back.
     """
 
     links: Int32s
@@ -35,36 +37,37 @@ class Tree:
 
 
 def aggregation_tree(topology: Topology, devices: Sequence[int]) -> Tree:
-    """The tree over these devices, rooted at the switch that adds up and is nearest to all.
+    """Return the tree over these devices, rooted at the aggregating switch nearest to all.
 
-    Where several are, groups take different ones.
+    If several are equally near, groups use different ones.
 
     Raises:
-        ClusterError: no switch adds up, or none is joined to all devices both ways.
+        ClusterError: no switch aggregates, or none is connected to all devices in both directions.
     """
-    from scipy.sparse import csr_array  # heavy; whoever only looks for techniques comes by here
+    from scipy.sparse import csr_array  # slow to import, and many callers need no tree
     from scipy.sparse.csgraph import dijkstra
 
     src, dst = topology.link_src, topology.link_dst
     loop = {int(src[link]): int(link) for link in np.flatnonzero(src == dst)}
     if topology.aggregator is None:
         raise ClusterError(
-            "no switch of this network adds up", remedy="Topology.with_aggregators, or another algo"
+            "no switch of this network aggregates",
+            remedy="use Topology.with_aggregators, or another algo",
         )
-    # From the root against the links: the way before a node is its next hop to the root.
+    # From the root against the links' direction: a node's predecessor is its next hop to the root.
     back = csr_array((np.ones(src.size), (dst, src)), (topology.nodes,) * 2)
     roots = np.array(sorted(loop))
     hops, after = dijkstra(back, unweighted=True, indices=roots, return_predecessors=True)
     members = topology.node_of_device[np.asarray(devices)]
     far, total = hops[:, members].max(axis=1), hops[:, members].sum(axis=1)
     if not np.isfinite(far).any():
-        raise ClusterError("no switch that adds up is joined to all devices of the group")
+        raise ClusterError("no aggregating switch is connected to all devices of the group")
     nearest = np.flatnonzero((far == far.min()) & (total == total[far == far.min()].min()))
     chosen = int(nearest[int(devices[0]) % nearest.size])
     root, up = int(roots[chosen]), after[chosen]
 
     order = sorted(_above(members.tolist(), up, root), key=lambda n: -hops[chosen, n])
-    joins = {
+    link_of = {
         (int(src[link]), int(dst[link])): int(link)
         for link in np.flatnonzero(np.isin(src, order) & np.isin(dst, order))
     }
@@ -80,15 +83,15 @@ def aggregation_tree(topology: Topology, devices: Sequence[int]) -> Tree:
         if node == root:
             continue
         parent = int(up[node])
-        if (parent, node) not in joins:
+        if (parent, node) not in link_of:
             raise ClusterError(
                 f"{topology.node_name(parent)} has no link back to {topology.node_name(node)}",
-                remedy="cables of two links, or another algo",
+                remedy="use cables of two links, or another algo",
             )
-        there, back_again = joins[node, parent], joins[parent, node]
-        carried[there] = carried[back_again] = below[node]
+        up_link, down_link = link_of[node, parent], link_of[parent, node]
+        carried[up_link] = carried[down_link] = below[node]
         below[parent] += below[node]
-        trip = topology.latency_ns[there] + topology.latency_ns[back_again]
+        trip = topology.latency_ns[up_link] + topology.latency_ns[down_link]
         delay[parent] = max(delay[parent], delay[node] + float(trip))
     return Tree(
         np.array(list(carried), np.int32), np.array(list(carried.values())), int(far[chosen]),
@@ -97,7 +100,7 @@ def aggregation_tree(topology: Topology, devices: Sequence[int]) -> Tree:
 
 
 def _above(members: Sequence[int], up: Int32s, root: int) -> set[int]:
-    """The nodes on the ways from members to the root, with both."""
+    """Return the nodes on the paths from members to the root, both included."""
     nodes: set[int] = {root}
     for member in members:
         node = member

@@ -1,9 +1,9 @@
-"""What a collective costs on links that are all alike and that nobody else uses.
+"""Cost of a collective on identical links without other traffic.
 
-Hockney's model with a term for adding up: a message costs `alpha_ns` plus its bytes over
-`bytes_per_s`, a rank adds at `reduce_ns_per_byte`. On a topology with unlike or shared links
-`Cluster.cost` finds the same terms from the phases of the algorithm (`patterns`); where all links
-are alike both agree, which tests hold them to.
+Hockney's model with a term for summation: a message costs `alpha_ns` plus its bytes over
+`bytes_per_s`, and a rank sums at `reduce_ns_per_byte`. On a topology with different or shared links
+`Cluster.cost` computes the same terms from the phases of the algorithm (`patterns`); tests check
+that both agree if all links are identical.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in
 MPICH", IJHPCA 2005.
@@ -22,7 +22,7 @@ from slipstream.cluster.topology import Aggregator
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 
 Floats = npt.NDArray[np.float64]
-# Numbers of latencies, of S over B, and of S times gamma; of n (float64) and the chunks.
+# Coefficients of the latency, of S over B, and of S times gamma, for n (float64) and the chunks.
 _Terms = Callable[[Floats, int], tuple[Any, Any, Any]]
 
 
@@ -40,28 +40,28 @@ def closed_form_ns(
     depth: int = 1,
     aggregator: Aggregator | None = None,
 ) -> Floats:
-    """Nanoseconds, float64 of the common shape of `nbytes` and `n`.
+    """Return nanoseconds, float64 of the broadcast shape of `nbytes` and `n`.
 
     Args:
-        kind, algo: of `patterns.ALGORITHMS`, one dimension.
+        kind, algo: keys of `patterns.ALGORITHMS`, one dimension.
         nbytes: S, as `Collective.nbytes`.
         n: ranks.
-        alpha_ns: of one message from rank to rank.
-        bytes_per_s: of one direction of a rank's link.
-        reduce_ns_per_byte: to add up one byte.
-        depth: hops from a rank to the root of the switches that add up (``in_network``).
-        aggregator: of each of these; `alpha_ns` is then of one hop.
-        servers: shards of a parameter server, each on a link like the workers'.
+        alpha_ns: latency of one message from rank to rank.
+        bytes_per_s: bandwidth of one direction of a rank's link.
+        reduce_ns_per_byte: time to sum one byte.
+        depth: hops from a rank to the root of the aggregating switches (``in_network``).
+        aggregator: properties of each of these; `alpha_ns` is then the latency of one hop.
+        servers: shards of a parameter server, each on a link like those of workers.
 
     Raises:
-        UnknownNameError: no such algorithm.
-        InvalidArgumentError: a size that is negative or not a number, or less than one rank.
+        UnknownNameError: there is no such algorithm.
+        InvalidArgumentError: a size is negative or not a number, or there is less than one rank.
     """
     size, ranks = np.asarray(nbytes, np.float64), np.asarray(n, np.float64)
     if not np.all(size >= 0.0) or not np.all(np.isfinite(size)):
-        raise InvalidArgumentError("nbytes", "holds a size that is not finite and at least 0")
+        raise InvalidArgumentError("nbytes", "contains a size that is not finite and at least 0")
     if not np.all(ranks >= 1.0):
-        raise InvalidArgumentError("n", "holds less than one rank")
+        raise InvalidArgumentError("n", "contains less than one rank")
     if kind not in ALGORITHMS:
         raise UnknownNameError("collective", kind, ALGORITHMS)
     if (kind, algo) == ("all_reduce", "in_network"):
@@ -84,9 +84,11 @@ def closed_form_ns(
 def _in_network_ns(
     size: Floats, depth: int, alpha_ns: float, bytes_per_s: float, aggregator: Aggregator | None
 ) -> Floats:
-    """Up and down the tree, slots one behind the other, no more under way than there are."""
+    """Return the cost of a tree, up and down: slots are pipelined, within a limited window."""
     if aggregator is None:
-        raise InvalidArgumentError("aggregator", "is not given; in_network needs switches that add")
+        raise InvalidArgumentError(
+            "aggregator", "is missing; in_network needs aggregating switches"
+        )
     hops, slot_ns = 2 * depth, aggregator.slot_bytes * 1e9 / bytes_per_s
     window_rate = aggregator.slots * aggregator.slot_bytes / (hops * (alpha_ns + slot_ns)) * 1e9
     rate = min(bytes_per_s, aggregator.bytes_per_s, window_rate)
@@ -101,7 +103,7 @@ def _ring(rounds: float, both_ways: bool, reduces: bool) -> _Terms:
         if not both_ways:
             return rounds * (n - 1), rounds * part, added
         half = np.where(n == 2, 1.0, np.floor(n / 2))
-        # Two ranks have one cable between them, which one way round fills already.
+        # Two ranks have a single cable, which one direction around the ring already fills.
         return rounds * half, rounds * np.where(n == 2, part, part / 2), added
 
     return terms
@@ -122,7 +124,7 @@ def _doubling(rounds: float, reduces: bool) -> _Terms:
 
 
 def _tree(n: Floats, chunks: int) -> tuple[Any, Any, Any]:
-    # From 4 ranks on, the busiest is inside one tree, with two below it, and a leaf of the other.
+    # From 4 ranks, the busiest is inside one tree, with two children, and a leaf of the other.
     load = np.where(n >= 4, 2.0, np.where(n == 3, 1.5, 1.0))
     depth = np.ceil(np.log2(n))
     return 2 * depth, load + depth / chunks, 1.0

@@ -1,4 +1,4 @@
-"""A cluster: devices, the network between them, and what was measured of it."""
+"""A cluster: devices, the network between them, and its calibration."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from slipstream.provenance import Provenance, weakest
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Devices joined by a network. A value: methods that change something return another one.
+    """Devices connected by a network. Immutable: methods that change something return a copy.
 
     Attributes:
-        name: for people.
+        name: name for display.
         topology: nodes, links, routes.
-        device: the kind that all its devices are; None where only the network matters.
-        alpha_ns: start-up of one message in software, on top of the links' latencies.
-        reduce_ns_per_byte: to add up one received byte.
-        regimes: where messages of different sizes go different ways; then the first's `alpha_ns` is
-            the cluster's.
+        device: the kind of all its devices; None if only the network matters.
+        alpha_ns: software latency of one message, in addition to the links' latencies.
+        reduce_ns_per_byte: time to sum one received byte.
+        regimes: costs of messages by size, if these differ; the first one's `alpha_ns` is then the
+            cluster's.
         host: properties of a host by name: ``input_bytes_per_s``, ``loader_threads``.
-        overlap_penalty: by how much compute slows while its device communicates (0: not at all).
-        calibration: of the fit these numbers are from; None for data sheets.
+        overlap_penalty: relative slowdown of compute while its device communicates (0: none).
+        calibration: the fit that produced these numbers; None for data sheets.
     """
 
     name: str
@@ -62,16 +62,16 @@ class Cluster:
 
     @functools.cached_property
     def provenance(self) -> Provenance:
-        """How we know its network: the weakest of what a transfer depends on."""
+        """Provenance of its network: the weakest among the numbers that a transfer depends on."""
         kinds = self.topology.link_kinds
-        known = [k.bytes_per_s.provenance for k in kinds] + [self.alpha_ns.provenance]
-        # A latency nobody gave is zero, which the software's latency stands for.
-        known += [k.latency_ns.provenance for k in kinds if k.latency_ns.value > 0.0]
-        return weakest(known)
+        provenances = [k.bytes_per_s.provenance for k in kinds] + [self.alpha_ns.provenance]
+        # A missing latency is zero, and included in that of the software.
+        provenances += [k.latency_ns.provenance for k in kinds if k.latency_ns.value > 0.0]
+        return weakest(provenances)
 
     @property
     def price_per_hour(self) -> float | None:
-        """Dollars for all its devices; None where the price is not known."""
+        """Dollars for all its devices; None if the price is unknown."""
         if self.device is None or self.device.price_per_hour is None:
             return None
         return self.devices * self.device.price_per_hour.value
@@ -79,7 +79,7 @@ class Cluster:
     # ---- which devices -----------------------------------------------------------------------
 
     def all(self) -> Group:
-        """Every device, in order: in the dimensions of a torus, else by hosts."""
+        """Return every device, in the dimensions of a torus, otherwise by hosts."""
         return self._all
 
     @functools.cached_property
@@ -97,7 +97,7 @@ class Cluster:
         axes: Sequence[str],
         devices: npt.ArrayLike | None = None,
     ) -> Mesh:
-        """Devices (by default the first ones) in a grid with named axes, the last fastest.
+        """Return devices (by default the first ones) in a grid with named axes, the last fastest.
 
         Raises:
             InvalidArgumentError: the grid is larger than the cluster.
@@ -116,31 +116,31 @@ class Cluster:
         return Mesh(chosen.reshape(tuple(shape)), tuple(axes))
 
     def group_of(self, collective: Collective) -> Group:
-        """Who takes part in a collective.
+        """Return the devices that take part in a collective.
 
         Raises:
-            InvalidArgumentError: the group is larger than the cluster, or leaves it.
+            InvalidArgumentError: the group has devices that the cluster lacks.
         """
         group = self.all() if collective.group is None else collective.group
         check_group(self.topology, group)
         for server in collective.servers:
             if not 0 <= server < self.devices:
                 raise InvalidArgumentError(
-                    "servers", f"names device {server}, the cluster has {self.devices}"
+                    "servers", f"contains device {server}, but the cluster has {self.devices}"
                 )
         return group
 
     # ---- closed form -------------------------------------------------------------------------
 
     def cost(self, collective: Collective) -> Cost:
-        """What a collective costs when nothing else is going on.
+        """Return the cost of a collective without other traffic.
 
-        The first call for a group and algorithm follows its routes (milliseconds for thousands of
+        The first call for a group and algorithm computes its routes (milliseconds for thousands of
         devices); later ones, of any size, take microseconds.
 
         Raises:
             InvalidArgumentError: the group does not fit the cluster or the algorithm.
-            ClusterError: two of its devices are not joined, or only by a link without capacity.
+            ClusterError: two of its devices are not connected, or only by a link without capacity.
         """
         group = self.group_of(collective)
         size = collective.nbytes
@@ -169,19 +169,19 @@ class Cluster:
         algo: str | Sequence[str] = "auto",
         which: npt.ArrayLike | None = None,
     ) -> Float64s:
-        """`cost` for many rows at once, of groups of the first devices.
+        """Return `cost` for many rows, for groups of the first devices.
 
         Args:
             nbytes: float [rows].
             ranks: int [rows]; row i is the devices 0 to ``ranks[i]`` - 1.
             algo: one for all rows, or several.
-            which: int [rows]; which of several `algo` each row takes.
+            which: int [rows]; index of each row's algorithm if there are several.
 
         Returns:
-            float64 [rows], nanoseconds; to the bit what `cost` gives.
+            float64 [rows], nanoseconds; bitwise equal to those of `cost`.
 
         Raises:
-            InvalidArgumentError: a row that is malformed, or larger than the cluster.
+            InvalidArgumentError: a row is malformed, or larger than the cluster.
         """
         size, count = np.asarray(nbytes, np.float64), np.asarray(ranks, np.int64)
         names = (algo,) if isinstance(algo, str) else tuple(algo)
@@ -190,38 +190,47 @@ class Cluster:
         if size.size == 0:
             return np.zeros(size.shape)
         if not (float(size.min()) >= 0.0 and float(size.max()) < np.inf):
-            raise InvalidArgumentError("nbytes", "holds a size that is not finite and at least 0")
+            raise InvalidArgumentError(
+                "nbytes", "contains a size that is not finite and at least 0"
+            )
         low, high = int(count.min()), int(count.max())
         if low < 1 or high > self.devices:
             raise InvalidArgumentError(
                 "ranks", f"from {low} to {high}; the cluster has {self.devices} devices"
             )
         if int(which.min()) < 0 or int(which.max()) >= len(names):
-            raise InvalidArgumentError("algo", f"a row names none of the {len(names)} algorithms")
+            raise InvalidArgumentError(
+                "algo", f"a row's index is outside the {len(names)} algorithms"
+            )
         best = np.full(size.shape, np.inf)
         rows = which * (high + 1) + count
         seen = np.flatnonzero(np.bincount(rows.reshape(-1), minlength=len(names) * (high + 1)))
         options: list[list[Estimate]] = []
         for row in seen.tolist():
-            wanted = Collective(kind, 0.0, _first(row % (high + 1)), names[row // (high + 1)])
-            group = self.group_of(wanted)
+            collective = Collective(kind, 0.0, _first(row % (high + 1)), names[row // (high + 1)])
+            group = self.group_of(collective)
             options.append(
-                [self._estimate(wanted, group, a) for a in self.algorithms(wanted, group)]
+                [self._estimate(collective, group, a) for a in self.algorithms(collective, group)]
             )
-        # One look-up a column: the n-th option of every kind of row, or nothing.
+        # One look-up per column: the n-th option of every kind of row that has it.
         for column in range(max(len(estimates) for estimates in options)):
-            here = {
+            column_estimates = {
                 row: estimates[column]
                 for row, estimates in zip(seen.tolist(), options, strict=True)
                 if column < len(estimates)
             }  # fmt: skip
             time = np.full(size.shape, np.inf)
-            for part in range(max(len(one.from_bytes) for one in here.values())):
+            for part in range(
+                max(len(candidate.from_bytes) for candidate in column_estimates.values())
+            ):
                 start, fixed, slope = np.full((3, len(names) * (high + 1)), np.inf)
-                for row, one in here.items():
-                    if part < len(one.from_bytes):
-                        start[row] = one.from_bytes[part]
-                        fixed[row], slope[row] = one.latency_ns[part], one.ns_per_byte[part]
+                for row, candidate in column_estimates.items():
+                    if part < len(candidate.from_bytes):
+                        start[row] = candidate.from_bytes[part]
+                        fixed[row], slope[row] = (
+                            candidate.latency_ns[part],
+                            candidate.ns_per_byte[part],
+                        )
                 if part == 0:
                     slope[np.isinf(slope)] = 0.0
                     time = fixed[rows] + size * slope[rows]
@@ -232,7 +241,7 @@ class Cluster:
         return best
 
     def algorithms(self, collective: Collective, group: Group) -> list[str]:
-        """The one it names, or those ``auto`` and ``2d`` choose from."""
+        """Return the named algorithm, or those that ``auto`` and ``2d`` choose from."""
         if collective.algo not in ("auto", "2d"):
             return [collective.algo]
         names = candidates(
@@ -245,13 +254,13 @@ class Cluster:
         if not names:
             raise InvalidArgumentError(
                 "algo", f"{collective.kind} of a group of shape {group.shape} has no dimensions "
-                "to go by", remedy="a group of several axes, or algo='auto'",
+                "to use", remedy="pass a group of several axes, or algo='auto'",
             )  # fmt: skip
         return names
 
     @property
     def message_regimes(self) -> tuple[Regime, ...]:
-        """At least one: all messages start in `alpha_ns` where no others are given."""
+        """Regimes, at least one: without any, all messages have the latency `alpha_ns`."""
         return self.regimes or (Regime(0.0, self.alpha_ns.value),)
 
     @functools.cached_property
@@ -262,45 +271,46 @@ class Cluster:
         key = (
             collective.kind, algo, group.key, group.shape, collective.chunks, collective.servers,
         )  # fmt: skip
-        known = self._estimates.get(key)
-        if known is None:
-            known = self._estimates[key] = estimate(
+        cached = self._estimates.get(key)
+        if cached is None:
+            cached = self._estimates[key] = estimate(
                 self.topology, collective, group, algo, self.message_regimes,
                 self.reduce_ns_per_byte.value,
             )  # fmt: skip
-        return known
+        return cached
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was computed is computed again where it is needed.
+        # Cached values are computed again when needed.
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
     # ---- files -------------------------------------------------------------------------------
 
     @classmethod
     def load(cls, name: str | Path, **sizes: Any) -> Cluster:
-        """A preset by name, a TOML file by path, or a short form ``"workers=4,link=1gbit"``.
+        """Load a preset by name, a TOML file by path, or a short form ``"workers=4,link=1gbit"``.
 
         Args:
-            sizes: other settings for what makes a preset's topology: ``hosts=64``.
+            sizes: other arguments for the generator of a preset's topology: ``hosts=64``.
 
         Raises:
-            UnknownNameError: no such preset, and no such file.
-            InvalidArgumentError: the file or the short form is malformed; names the setting.
+            UnknownNameError: there is no such preset or file.
+            InvalidArgumentError: the file or the short form is malformed; the error names the
+                setting.
         """
         return files.load(cls, name, sizes)
 
     def save(self, path: str | Path) -> None:
-        """As TOML, with every number's source."""
+        """Write a TOML file, with every number's source."""
         files.save(self, Path(path))
 
     def with_network(self, topology: Topology) -> Cluster:
-        """The same with another topology."""
+        """Return a copy with another topology."""
         return replace(self, topology=topology)
 
 
 @functools.lru_cache(1024)
 def _first(ranks: int) -> Group:
-    """The first devices of any cluster."""
+    """Return the first devices of any cluster."""
     return Group.of(np.arange(ranks))
 
 

@@ -1,4 +1,4 @@
-"""What is communicated."""
+"""Collective operations."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 KINDS = (
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "p2p", "halo",
 )  # fmt: skip
-"""Collectives by the names of torch.distributed. `halo`: each rank to both neighbours in line."""
+"""Names as in torch.distributed. `halo`: each rank to both neighbours in a line."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One communication of a group.
+    """One communication operation of a group.
 
     Attributes:
         kind: one of `KINDS`.
-        nbytes: S, as torch counts: of the tensor every rank holds (all_reduce, broadcast, p2p,
-            halo: of one message), or of the whole that is scattered, gathered or exchanged by a
-            rank.
-        group: who takes part; None for all devices (of the cluster, or of the job it is in).
-        algo: ``"auto"`` is the cheapest by closed form. Else one of `patterns.ALGORITHMS`:
+        nbytes: S, as torch counts: size of the tensor on every rank (all_reduce, broadcast, p2p),
+            of one message (halo), or of the whole tensor that a rank scatters, gathers or
+            exchanges.
+        group: the participants; None for all devices (of the cluster, or of its job).
+        algo: ``"auto"`` is the cheapest by closed form. Otherwise one of `patterns.ALGORITHMS`:
             ``"ring"``, ``"tree"``, ``"halving_doubling"``, ..., or one per dimension of the group,
-            slowest first: ``"line*ring2"``; ``"2d"`` chooses among those.
-        chunks: pieces of a pipelined tree; more means less to wait for the first piece.
-        priority: of its transfers; smaller goes first, strictly.
-        weight: of its transfers where they compete.
+            slowest first: ``"line*ring2"``; ``"2d"`` chooses among the latter.
+        chunks: pieces of a pipelined tree; with more, the first piece arrives earlier.
+        priority: priority of its transfers; smaller goes first, strictly.
+        weight: share of its transfers when they compete.
         servers: devices that hold the shards of a parameter server (``algo="ps"``).
     """
 
@@ -47,7 +47,9 @@ class Collective:
             raise UnknownNameError("collective", self.kind, KINDS)
         if not (math.isfinite(self.nbytes) and self.nbytes >= 0.0):
             raise InvalidArgumentError(
-                "nbytes", f"{self.nbytes} is not a size", remedy="a finite number of at least 0"
+                "nbytes",
+                f"{self.nbytes} is not a size",
+                remedy="pass a finite number of at least 0",
             )
         if self.chunks < 1:
             raise InvalidArgumentError("chunks", f"{self.chunks} is less than 1")

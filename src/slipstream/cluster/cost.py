@@ -1,9 +1,9 @@
 """The closed form on a topology: from the phases of an algorithm to time and bytes.
 
-Every phase takes its latencies, then its busiest link's bytes over that link's capacity. Both are
-proportional to what is asked, so that an algorithm on a group is two numbers, found once; a cost
-is then a multiplication. It is a lower bound where transfers of one phase are held up by different
-links; `simulate` shows by how much.
+Every phase takes its latencies, then the bytes of its busiest link over that link's capacity. Both
+are linear in the size of the collective, so that an algorithm on a group has two numbers, computed
+once; a cost is then a multiplication. It is a lower bound if transfers of one phase have different
+bottlenecks; `simulate` shows the difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slipstream.provenance import Provenance
 
 @dataclass(frozen=True)
 class Interval:
-    """From `low` to `high`, nanoseconds."""
+    """An interval in nanoseconds, from `low_ns` to `high_ns`."""
 
     low_ns: float
     high_ns: float
@@ -36,17 +36,17 @@ class Interval:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one collective costs by itself.
+    """Cost of one collective in isolation.
 
     Attributes:
-        duration_ns: until the last rank has everything.
-        latency_ns: of it, what does not depend on the bytes.
-        algo: which algorithm that is.
-        bottleneck: name of the link that takes longest; "" when nothing is sent.
-        bytes_per_rank: what the busiest rank sends.
-        link_bytes: float64 [links]; what each link carries.
+        duration_ns: time until the last rank has all data.
+        latency_ns: the part of it that does not depend on the bytes.
+        algo: name of the algorithm.
+        bottleneck: name of the link with the longest time; "" if nothing is sent.
+        bytes_per_rank: bytes that the busiest rank sends.
+        link_bytes: float64 [links]; bytes on each link.
         interval: from the residuals of the calibration; None without one.
-        provenance: how we know the links' numbers, the weakest of them.
+        provenance: the weakest provenance of the links' numbers.
     """
 
     duration_ns: float
@@ -79,17 +79,17 @@ class _Load:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A phase on a topology: whose transfers take which links.
+    """A phase on a topology: its transfers with their links.
 
     Attributes:
         counts, links: as `Topology.paths`.
-        share: float64 [transfers]; of the collective's bytes.
-        starts: how many messages follow each other, each with a start-up.
-        travel_ns: what links take before the last of these arrives.
-        delay_ns: of it, what the links of the longest path take once.
+        share: float64 [transfers]; shares of the collective's bytes.
+        starts: number of consecutive messages, each with a software latency.
+        travel_ns: latency of the links until the last of these arrives.
+        delay_ns: the part of it that the links of the longest path take once.
         reduced, fill: as `Phase`.
-        message: of the collective's bytes, one message.
-        idle_ns_per_byte: for which senders wait, besides.
+        message: share of the collective's bytes in one message.
+        idle_ns_per_byte: additional time for which senders wait.
     """
 
     src: Int64s
@@ -106,11 +106,11 @@ class Placed:
     idle_ns_per_byte: float = 0.0
 
     def latency_ns(self, regime: Regime) -> float:
-        """Before a byte of the phase arrives."""
+        """Return the time before the first byte of the phase arrives."""
         return self.starts * regime.alpha_ns + self.travel_ns
 
     def per_byte_ns(self, regime: Regime, reduce_ns_per_byte: float) -> float:
-        """What a byte of the collective takes besides its time on the busiest link."""
+        """Return the time per byte of the collective, except on the busiest link."""
         fill = self.fill * 1e9 / self.narrowest * regime.slowdown if self.fill else 0.0
         return self.reduced * reduce_ns_per_byte + fill + self.idle_ns_per_byte
 
@@ -120,7 +120,7 @@ class Estimate:
     """An algorithm on a group: time is ``latency_ns + nbytes * ns_per_byte``.
 
     Attributes:
-        from_bytes: sizes of the collective from which the numbers at the same place hold.
+        from_bytes: sizes of the collective from which the values at the same index apply.
         latency_ns, ns_per_byte: see above.
     """
 
@@ -132,7 +132,7 @@ class Estimate:
     load: _Load
 
     def at(self, nbytes: float) -> tuple[float, float]:
-        """Latency and nanoseconds a byte of a collective of that size."""
+        """Return the latency, and the nanoseconds per byte of a collective of this size."""
         which = bisect.bisect_right(self.from_bytes, nbytes) - 1
         return self.latency_ns[which], self.ns_per_byte[which]
 
@@ -140,15 +140,15 @@ class Estimate:
 def placed(
     topology: Topology, collective: Collective, group: Group, algo: str, alpha_ns: float
 ) -> list[Placed]:
-    """The phases of an algorithm, on a topology.
+    """Return the phases of an algorithm on a topology.
 
     Args:
-        alpha_ns: start-up of a message, for what waits for a round trip.
+        alpha_ns: software latency of a message, for algorithms that wait for a round trip.
 
     Raises:
-        InvalidArgumentError: a device that the cluster does not have; no such algorithm.
-        ClusterError: two devices that nothing joins, or only a link without capacity; no switch
-            that adds up.
+        InvalidArgumentError: the cluster lacks a device, or there is no such algorithm.
+        ClusterError: two devices are not connected, or only by a link without capacity; or no
+            switch aggregates.
     """
     if (collective.kind, algo) == ("all_reduce", "in_network"):
         return in_network(topology, group, alpha_ns)
@@ -160,11 +160,11 @@ def placed(
 
 
 def place(topology: Topology, group: Group, phase: Phase, servers: tuple[int, ...] = ()) -> Placed:
-    """The phase for every row of the group.
+    """Return the phase for every row of the group.
 
     Raises:
-        InvalidArgumentError: a device that the cluster does not have.
-        ClusterError: two devices that nothing joins, or only a link without capacity.
+        InvalidArgumentError: the cluster lacks a device.
+        ClusterError: two devices are not connected, or only by a link without capacity.
     """
     members = group.members
     if servers:
@@ -178,9 +178,9 @@ def place(topology: Topology, group: Group, phase: Phase, servers: tuple[int, ..
         owner = np.repeat(np.arange(src.size), counts)[dead[0]]
         link = int(links[dead[0]])
         raise ClusterError(
-            f"link {link} ({topology.link_name(link)}) has no capacity, and the way from device "
-            f"{src[owner]} to device {dst[owner]} goes over it",
-            remedy="give the link a capacity, or give the pair another route",
+            f"link {link} ({topology.link_name(link)}) has no capacity, but is on the path from "
+            f"device {src[owner]} to device {dst[owner]}",
+            remedy="give the link a capacity, or the pair another route",
         )
     delay = np.zeros(src.size)
     owner = np.repeat(np.arange(src.size), counts)
@@ -195,11 +195,11 @@ def place(topology: Topology, group: Group, phase: Phase, servers: tuple[int, ..
 
 
 def in_network(topology: Topology, group: Group, alpha_ns: float) -> list[Placed]:
-    """Switches add up: every cable of a tree carries the bytes once each way (`aggregation`).
+    """Return the phase of aggregating switches: each cable carries the bytes once per direction.
 
-    A rank sends up and is sent the sum, a start-up each. Slots are sent whole, and fill the tree
-    one hop after the other; no more bytes than the slots hold are under way, so that a long round
-    trip leaves cables idle.
+    A rank sends its data and receives the sum, with one software latency each. Slots are sent whole
+    and fill the tree hop by hop; no more bytes than the slots hold are in transit, so that a long
+    round trip leaves cables idle. See `aggregation`.
     """
     if group.members.shape[1] == 1:
         return []
@@ -217,8 +217,8 @@ def in_network(topology: Topology, group: Group, alpha_ns: float) -> list[Placed
     if narrowest <= 0.0:
         link = int(links[topology.capacity[links].argmin()])
         raise ClusterError(
-            f"link {link} ({topology.link_name(link)}) has no capacity, and is of the tree "
-            "in which switches add up", remedy="give the link a capacity, or another algo",
+            f"link {link} ({topology.link_name(link)}) has no capacity, but is in the tree of "
+            "aggregating switches", remedy="give the link a capacity, or use another algo",
         )  # fmt: skip
     hops, delay = max(2 * t.depth for t in trees), max(t.delay_ns for t in trees)
     slot_ns = aggregator.slot_bytes * 1e9 / narrowest
@@ -239,24 +239,26 @@ def estimate(
     regimes: Sequence[Regime],
     reduce_ns_per_byte: float,
 ) -> Estimate:
-    """Time and bytes of one algorithm on one group."""
-    phases_placed = placed(topology, collective, group, algo, regimes[0].alpha_ns)
-    starts = sorted({0.0, *(s for one in phases_placed for s in starts_of(regimes, one.message))})
+    """Return time and bytes of one algorithm on one group."""
+    placed_phases = placed(topology, collective, group, algo, regimes[0].alpha_ns)
+    starts = sorted(
+        {0.0, *(s for phase in placed_phases for s in starts_of(regimes, phase.message))}
+    )
     starts = [s for s in starts if s < np.inf]
     latency, slope = [0.0] * len(starts), [0.0] * len(starts)
     load = np.zeros(topology.links)
     sent = np.zeros(topology.devices)
     worst, bottleneck = 0.0, -1
-    for one in phases_placed:
-        carried = np.bincount(one.links, np.repeat(one.share, one.counts), topology.links)
-        np.add.at(sent, one.src[one.src >= 0], one.share[one.src >= 0])
+    for phase in placed_phases:
+        carried = np.bincount(phase.links, np.repeat(phase.share, phase.counts), topology.links)
+        np.add.at(sent, phase.src[phase.src >= 0], phase.share[phase.src >= 0])
         busy = carried / np.where(topology.capacity > 0.0, topology.capacity, 1.0) * 1e9
-        slowest = int(busy.argmax()) if one.links.size else -1
-        longest = float(busy[slowest]) if one.links.size else 0.0
+        slowest = int(busy.argmax()) if phase.links.size else -1
+        longest = float(busy[slowest]) if phase.links.size else 0.0
         for k, start in enumerate(starts):
-            regime = regime_of(regimes, start, one.message)
-            latency[k] += one.latency_ns(regime)
-            slope[k] += one.per_byte_ns(regime, reduce_ns_per_byte) + longest * regime.slowdown
+            regime = regime_of(regimes, start, phase.message)
+            latency[k] += phase.latency_ns(regime)
+            slope[k] += phase.per_byte_ns(regime, reduce_ns_per_byte) + longest * regime.slowdown
         if longest > worst:
             worst, bottleneck = longest, slowest
         load += carried
@@ -268,13 +270,13 @@ def estimate(
 
 
 def check_group(topology: Topology, group: Group) -> None:
-    """Raises InvalidArgumentError where the group is larger than the cluster or leaves it."""
+    """Raise InvalidArgumentError if the group has devices that the cluster lacks."""
     if group.ranks > topology.devices:
         raise InvalidArgumentError(
-            "group", f"has {group.ranks} ranks, the cluster {topology.devices} devices"
+            "group", f"has {group.ranks} ranks, but the cluster {topology.devices} devices"
         )
     wrong = group.members[(group.members < 0) | (group.members >= topology.devices)]
     if wrong.size:
         raise InvalidArgumentError(
-            "group", f"names device {wrong[0]}, the cluster has {topology.devices}"
+            "group", f"contains device {wrong[0]}, but the cluster has {topology.devices}"
         )

@@ -1,4 +1,4 @@
-"""What computes: peak rates, memory, price."""
+"""Kinds of devices: peak rates, memory, price."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from slipstream.schema import Readers, build
 
 @dataclass(frozen=True)
 class Device:
-    """A kind of device. What is not known is None, never a guess.
+    """A kind of device. Unknown values are None, never guesses.
 
     Attributes:
         kind: its name, ``"h100-sxm"``.
-        about: in words.
+        about: description.
         flops: peak floating-point operations per second, by dtype.
-        memory_bytes: of its own memory.
-        memory_bytes_per_s: of that memory.
-        launch_ns: from a host's call to a kernel's start.
-        streams: how many kernels run beside each other.
-        copy_engines: how many copies run beside kernels.
+        memory_bytes: size of its memory.
+        memory_bytes_per_s: bandwidth of its memory.
+        launch_ns: time from a host's call to a kernel's start.
+        streams: number of kernels that run concurrently.
+        copy_engines: number of copies that run concurrently with kernels.
         price_per_hour: dollars.
-        multiprocessors: of a GPU.
-        clock_hz: that they run at, boosted.
-        threads_each, registers_each, shared_bytes_each: what one multiprocessor holds.
+        multiprocessors: number of multiprocessors of a GPU.
+        clock_hz: their boost clock.
+        threads_each, registers_each, shared_bytes_each: capacity of one multiprocessor.
     """
 
     kind: str
@@ -49,27 +49,29 @@ class Device:
     shared_bytes_each: Quantity | None = None
 
 
-NUMBERS: Readers = {Quantity: lambda given, place: Quantity.read(place, given)}
+NUMBERS: Readers = {Quantity: lambda value, place: Quantity.read(place, value)}
 
 
-def read_device(given: Any, place: str) -> Device:
-    """What a cluster's file says at `place`: the name of a shipped kind, or a table of numbers.
+def read_device(value: Any, place: str) -> Device:
+    """Read a device of a cluster's file: the name of a shipped kind, or a table of numbers.
 
     Raises:
-        SlipstreamError: neither.
+        SlipstreamError: it is neither.
     """
-    if isinstance(given, str):
-        return device(given)
-    if not isinstance(given, Mapping):
+    if isinstance(value, str):
+        return device(value)
+    if not isinstance(value, Mapping):
         raise InvalidArgumentError(
-            place, f"{given!r} is no kind of device", remedy="its name, or a table of its numbers"
+            place,
+            f"{value!r} is not a kind of device",
+            remedy="use its name, or a table of its numbers",
         )
-    return build(Device, {"kind": "device", **given}, place, "device", NUMBERS)
+    return build(Device, {"kind": "device", **value}, place, "device", NUMBERS)
 
 
 @functools.cache
 def device_kinds() -> Mapping[str, Device]:
-    """The kinds that ship with the package (``presets/devices.toml``)."""
+    """Return the kinds that ship with the package (``presets/devices.toml``)."""
     text = resources.files("slipstream.cluster").joinpath("presets/devices.toml").read_text()
     return {
         kind: build(Device, table, kind, "device", NUMBERS, kind=kind)
@@ -78,10 +80,10 @@ def device_kinds() -> Mapping[str, Device]:
 
 
 def device(kind: str) -> Device:
-    """One shipped kind.
+    """Return a shipped kind.
 
     Raises:
-        UnknownNameError: no such kind.
+        UnknownNameError: there is no such kind.
     """
     kinds = device_kinds()
     if kind not in kinds:

@@ -1,4 +1,4 @@
-"""What can be wrong with a description of a cluster."""
+"""Errors in descriptions of clusters."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from slipstream.errors import SlipstreamError
 
 
 class ClusterError(SlipstreamError):
-    """A cluster, route, group or calibration that cannot be used; names the element."""
+    """A cluster, route, group or calibration that cannot be used; the error names the element."""

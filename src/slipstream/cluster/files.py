@@ -31,13 +31,13 @@ _KEYS = (
     "name", "about", "alpha_ns", "reduce_ns_per_byte", "overlap_penalty", "regimes", "topology",
     "links", "device", "host", "calibration",
 )  # fmt: skip
-"""In the order in which a file is written."""
-_LARGEST_BYTES = 16 << 20
+"""Keys of a file, in the order in which they are written."""
+_MAX_BYTES = 16 << 20
 _SHORT = ("workers", "link", "latency", "device")
 
 
 def presets() -> dict[str, str]:
-    """Names of the clusters that ship with the package, and what they are."""
+    """Return the names of clusters that ship with the package, with descriptions."""
     about = {}
     for entry in resources.files("slipstream.cluster").joinpath("presets").iterdir():
         if entry.name.endswith(".toml") and entry.name != "devices.toml":
@@ -52,52 +52,52 @@ def load(cluster: type[Cluster], name: str | Path, sizes: Mapping[str, Any]) -> 
     text = str(name)
     if isinstance(name, str) and "=" in text and not Path(text).exists():
         return _short_form(cluster, text)
-    known = presets()
-    if isinstance(name, str) and text in known:
+    shipped = presets()
+    if isinstance(name, str) and text in shipped:
         data = resources.files("slipstream.cluster").joinpath(f"presets/{text}.toml").read_text()
         return _parse(cluster, data, text, sizes)
     path = Path(name)
     if not path.is_file():
-        raise UnknownNameError("cluster", text, known, where="neither a preset nor a file")
+        raise UnknownNameError("cluster", text, shipped, where="neither a preset nor a file")
     try:
-        return _parse(cluster, read_bytes(path, most=_LARGEST_BYTES).decode(), text, sizes)
+        return _parse(cluster, read_bytes(path, most=_MAX_BYTES).decode(), text, sizes)
     except UnicodeDecodeError as error:
         raise InvalidArgumentError("cluster", f"{text} cannot be read: {error}") from error
 
 
 def _short_form(cluster: type[Cluster], text: str) -> Cluster:
-    """``workers=4,link=1gbit,latency=50us,device=h100-sxm``: workers on one switch."""
-    given: dict[str, str] = {}
+    """Build workers on one switch: ``workers=4,link=1gbit,latency=50us,device=h100-sxm``."""
+    settings: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         key = key.strip()
         if key not in _SHORT:
             raise UnknownNameError("cluster setting", key, _SHORT, where=text)
-        if not equals or not value.strip() or key in given:
+        if not equals or not value.strip() or key in settings:
             raise InvalidArgumentError("cluster", f"'{part}' is not a setting", where=text)
-        given[key] = value.strip()
+        settings[key] = value.strip()
     example = "workers=4,link=1gbit,latency=50us"
     for key in ("workers", "link"):
-        if key not in given:
+        if key not in settings:
             raise InvalidArgumentError("cluster", f"'{text}' lacks {key}", remedy=example)
-    if not re.fullmatch("[0-9]+", given["workers"]):
+    if not re.fullmatch("[0-9]+", settings["workers"]):
         raise InvalidArgumentError(
-            "workers", f"'{given['workers']}' is not an integer", remedy=example
+            "workers", f"'{settings['workers']}' is not an integer", remedy=example
         )
     link = LinkKind.of(
-        given["link"],
-        parse_bandwidth(given["link"], "link"),
-        # Half of a message's latency on the way to the switch, half behind it.
-        parse_duration_ns(given.get("latency", "0s"), "latency") / 2,
+        settings["link"],
+        parse_bandwidth(settings["link"], "link"),
+        # One half of a message's latency is before the switch, the other half behind it.
+        parse_duration_ns(settings.get("latency", "0s"), "latency") / 2,
         source=text,
     )
-    kind = device(given["device"]) if "device" in given else None
-    return cluster(text, star(int(given["workers"]), link), kind,
+    kind = device(settings["device"]) if "device" in settings else None
+    return cluster(text, star(int(settings["workers"]), link), kind,
                    Quantity(0.0, Provenance.USER, text))  # fmt: skip
 
 
 def _parse(cluster: type[Cluster], text: str, name: str, sizes: Mapping[str, Any]) -> Cluster:
-    """The file as `Cluster`'s own fields say; beside them ``links``, by their names."""
+    """Parse a file with `Cluster`'s fields, and with kinds of links by name in ``links``."""
     try:
         try:
             data = {"name": name, **tomllib.loads(text)}
@@ -111,28 +111,28 @@ def _parse(cluster: type[Cluster], text: str, name: str, sizes: Mapping[str, Any
         readers: Readers = {
             **NUMBERS,
             Device: read_device,
-            LinkKind: lambda given, place: _link(given, place, kinds),
-            Topology: lambda given, place: _topology(given, place, readers),
+            LinkKind: lambda value, place: _link(value, place, kinds),
+            Topology: lambda value, place: _topology(value, place, readers),
         }
         if sizes and isinstance(data.get("topology"), Mapping):
             data["topology"] |= sizes
         return build(cluster, data, "", "cluster", readers)
     except SlipstreamError as error:
         error.where = f"{name}, {error.where}" if error.where else name
-        error.remedy = error.remedy or "docs/cluster.md has an example of such a file"
+        error.remedy = error.remedy or "see the example in docs/cluster.md"
         raise
 
 
-def _link(given: Any, place: str, kinds: Mapping[str, LinkKind]) -> LinkKind:
-    if isinstance(given, LinkKind):
-        return given
-    if not isinstance(given, str) or given not in kinds:
-        raise UnknownNameError("link kind", str(given), kinds, where=place)
-    return kinds[given]
+def _link(value: Any, place: str, kinds: Mapping[str, LinkKind]) -> LinkKind:
+    if isinstance(value, LinkKind):
+        return value
+    if not isinstance(value, str) or value not in kinds:
+        raise UnknownNameError("link kind", str(value), kinds, where=place)
+    return kinds[value]
 
 
-def _topology(given: Any, place: str, readers: Readers) -> Topology:
-    table = dict(read(Mapping[str, Any], given, place, readers))
+def _topology(value: Any, place: str, readers: Readers) -> Topology:
+    table = dict(read(Mapping[str, Any], value, place, readers))
     name = read(str, table.pop("generator", ""), f"{place}.generator", readers)
     if name not in GENERATORS:
         raise UnknownNameError("topology generator", name, GENERATORS, where=place)
@@ -142,7 +142,7 @@ def _topology(given: Any, place: str, readers: Readers) -> Topology:
         return build(_changed, changes, place, name, readers, topology=topology)
     except (MemoryError, OverflowError) as error:
         raise InvalidArgumentError(
-            place, f"{name} is too large for this machine's memory", remedy="fewer devices"
+            place, f"{name} is too large for this machine's memory", remedy="use fewer devices"
         ) from error
 
 
@@ -152,10 +152,12 @@ def _changed(
     capacities: Sequence[tuple[int, float]] = (),
     aggregator: Mapping[str, Any] | None = None,
 ) -> Topology:
-    """A network with what a file changes of it; each route is two devices, then links."""
+    """Return a network with a file's changes; each route is two devices, then links."""
     if any(len(route) < 2 for route in routes):
         raise InvalidArgumentError(
-            "topology.routes", "holds one of less than two devices", remedy="[0, 1, link, ...]"
+            "topology.routes",
+            "contains a route with fewer than two devices",
+            remedy="write [0, 1, link, ...]",
         )
     if routes:
         topology = topology.with_routes({(route[0], route[1]): route[2:] for route in routes})
@@ -183,19 +185,19 @@ def save(cluster: Cluster, path: Path) -> None:
     kinds: dict[str, LinkKind] = {}
     data = {**vars(cluster), "topology": _describe(cluster.topology, kinds), "links": kinds}
     lines = _lines(_plain({key: data[key] for key in _KEYS}), ())
-    with replacing(path) as beside:
-        beside.write_text("\n".join(lines) + "\n")
+    with replacing(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n")
 
 
 def _plain(value: Any) -> Any:
-    """A value as tables, arrays and numbers; what is not known or has no entries is left out."""
+    """Return a value as tables, arrays and numbers, without unknown and empty entries."""
     if isinstance(value, LinkKind):
         return {"bytes_per_s": _plain(value.bytes_per_s), "latency_ns": _plain(value.latency_ns)}
     if dataclasses.is_dataclass(value):
         value = vars(value)
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items() if v is not None and not _is_empty(v)}
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_plain(element) for element in value] if isinstance(value, tuple) else value
 
 
 def _is_empty(value: Any) -> bool:
@@ -224,7 +226,7 @@ def _describe(topology: Topology, kinds: dict[str, LinkKind]) -> dict[str, Any]:
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """A table of TOML: what fits a line first, then the tables below it."""
+    """Return a TOML table: first values that fit a line, then nested tables."""
     below = {key: v for key, v in table.items() if isinstance(v, Mapping) and not _inline(v)}
     lines = [f"[{'.'.join(map(_key, path))}]"] if path else []
     lines += [f"{_key(key)} = {_value(v)}" for key, v in table.items() if key not in below]

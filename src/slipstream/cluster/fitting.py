@@ -1,14 +1,13 @@
-"""From timed communications to latency, bandwidth and the cost of adding up.
+"""Fit latency, bandwidth and the cost of summation to timed communications.
 
-A duration is a sum of three terms that are known but for their factors: messages that follow each
-other, bytes that pass the busiest link, bytes that are added up. The factors are the least squares
-of the relative errors, none of them negative; a sample whose repeats differ counts for less, as
-small messages' do where they wait for a core. Intervals come from fitting again to samples drawn
-with replacement from the repeats.
+A duration is a sum of three known terms with unknown factors: consecutive messages, bytes on the
+busiest link, bytes that are summed. The factors minimise the squared relative errors and are not
+negative; samples with varying repeats have less weight, as those of small messages that wait for a
+core. Intervals come from a bootstrap over the repeats.
 
-Where messages of different sizes go different ways, each way has a latency and a rate of its own.
-How many ways there are is found by leaving out one size after the other: another is only believed
-where it predicts those left out better.
+If the cost of messages changes with their size, each regime has its own latency and rate. The
+number of regimes is found by leaving out each size in turn: another regime is accepted only if it
+predicts the omitted sizes better.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from slipstream.cluster.topology import Float64s
 _WORST_RESIDUAL = 0.30
 _DRAWS = 200
 _INTERVAL = (5.0, 95.0)
-# A larger message may take less time by this much before we say that something else was measured.
+# Relative amount by which a larger message may be faster before the measurement is rejected.
 _NOISE = 0.25
-# Sizes that a regime has at least: two would always lie on its line.
+# Minimum number of sizes in a regime: a line always fits two.
 _SIZES_EACH = 3
-# What these three terms leave of a sample that is known exactly.
+# Relative error of the model itself, for samples without noise.
 _MODEL_ERROR = 0.02
-# What another regime has to take off the error of sizes left out: of it, and in all.
-_GAIN, _LEAST_GAIN = 0.1, 0.002
+# Required reduction of the error of omitted sizes by another regime: relative and absolute.
+_GAIN, _MIN_GAIN = 0.1, 0.002
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a message costs: ``alpha_ns + nbytes * ns_per_byte``, and adding up.
+    """Cost of a message, ``alpha_ns + nbytes * ns_per_byte``, and of summation.
 
     Attributes:
-        alpha_ns, ns_per_byte, reduce_ns_per_byte: see above; of several regimes the start-up of the
-            smallest messages, and a byte of the largest.
-        intervals: of each, 5 % and 95 % of the bootstrap.
+        alpha_ns, ns_per_byte, reduce_ns_per_byte: see above; with several regimes the latency of
+            the smallest messages, and the time per byte of the largest.
+        intervals: for each, 5 % and 95 % of the bootstrap.
         residuals: relative error of each sample.
-        regimes: where one latency and one rate do not do; relative to `ns_per_byte`.
+        regimes: set if one latency and one rate do not suffice; relative to `ns_per_byte`.
     """
 
     alpha_ns: float
@@ -66,29 +65,29 @@ class Fit:
         return float(np.percentile(np.abs(self.residuals), 90))
 
     def predict_ns(self, operation: Operation) -> float:
-        """How long an operation takes by this fit."""
+        """Return the duration of an operation by this fit."""
         regimes = self.regimes or (Regime(0.0, self.alpha_ns),)
-        took = 0.0
+        duration = 0.0
         for part, message in _parts(operation):
-            one = regime_of(regimes, message, 1.0)
-            slope = self.ns_per_byte * one.slowdown
-            took += float(part @ np.array([one.alpha_ns, slope, self.reduce_ns_per_byte]))
-        return took
+            regime = regime_of(regimes, message, 1.0)
+            slope = self.ns_per_byte * regime.slowdown
+            duration += float(part @ np.array([regime.alpha_ns, slope, self.reduce_ns_per_byte]))
+        return duration
 
 
 def terms(operation: Operation) -> Float64s:
-    """Messages in a row, bytes over the busiest link, bytes added up: of what gloo really does.
+    """Return consecutive messages, bytes on the busiest link, bytes summed: as gloo executes them.
 
-    Its all-reduce goes around a ring, its all-gather too but for one half piece (see
-    `patterns`); its ``reduce_scatter_tensor`` is an all-reduce (bytes on the wire say so), and so
-    is what the first phase of our two-dimensional one uses.
+    Its all-reduce is a ring, its all-gather one too except for one half piece (see `patterns`); its
+    ``reduce_scatter_tensor`` is an all-reduce, as bytes on the wire show, and so is the first phase
+    of the two-dimensional all-reduce.
     """
     total: Float64s = np.sum([part for part, _ in _parts(operation)], axis=0)
     return total
 
 
 def _parts(operation: Operation) -> list[tuple[Float64s, float]]:
-    """The three terms of what it does one after the other, each with the bytes of a message."""
+    """Return the three terms of consecutive parts, each with the bytes of a message."""
     n, size = len(operation.ranks), float(operation.nbytes)
     if operation.kind == "p2p":
         return [(np.array([1.0, size, 0.0]), size)]
@@ -100,7 +99,7 @@ def _parts(operation: Operation) -> list[tuple[Float64s, float]]:
         return [(rows, size / half), (_gloo("all_reduce", size / half, 2), size / half / 2)]
     if operation.kind != "all_gather":
         return [(_gloo("all_reduce", size, n), size / n)]
-    # Of gathers in a row only the first is asked for too late: the next request is there already.
+    # Of consecutive gathers only the first waits for a request: the next one is already there.
     ring = _gloo("all_gather", size, n, "ring")
     return [(ring + (_gloo("all_gather", size, n) - ring) / operation.in_a_row, size / n)]
 
@@ -115,33 +114,35 @@ def _gloo(kind: str, size: float, n: int, algo: str = "") -> Float64s:
         )  # fmt: skip
 
     # The formula is linear in its three factors.
-    none = np.inf
-    return np.array([cost(1.0, none, 0.0), cost(0.0, 1e9, 0.0), cost(0.0, none, 1.0)])
+    unlimited = np.inf
+    return np.array([cost(1.0, unlimited, 0.0), cost(0.0, 1e9, 0.0), cost(0.0, unlimited, 1.0)])
 
 
 def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> Fit:
-    """The factors that explain the samples of communications, and only those.
+    """Fit the factors to samples of communications; others are ignored.
 
     Args:
-        most_regimes: ways that messages of different sizes may go.
+        most_regimes: maximum number of regimes.
 
     Raises:
-        ClusterError: larger messages took less time, or the factors leave more than 30 % of the
-            median sample unexplained.
+        ClusterError: larger messages took less time, or the median sample has a residual above
+            30 %.
     """
-    samples = [one for one in samples if one.operation.kind not in COMPUTING]
+    samples = [sample for sample in samples if sample.operation.kind not in COMPUTING]
     if len(samples) < 3:
-        raise ClusterError(f"{len(samples)} samples are too few to fit", remedy="more sizes")
+        raise ClusterError(
+            f"{len(samples)} samples are too few to fit", remedy="measure more sizes"
+        )
     _check_monotone(samples)
     durations = np.array([sample.duration_ns for sample in samples])
-    lines = _believed(samples, most_regimes)
+    lines = _accepted(samples, most_regimes)
     table, factors = _table(samples, lines.starts), lines.factors
     residuals = table @ factors / durations - 1.0
     if float(np.median(np.abs(residuals))) > _WORST_RESIDUAL:
         raise ClusterError(
             "latency and bandwidth leave the median measurement off by "
             f"{np.median(np.abs(residuals)):.0%}",
-            remedy="a quieter machine, or fewer ranks than processor cores",
+            remedy="use a quieter machine, or fewer ranks than CPU cores",
         )
     rng = np.random.default_rng(seed)
     repeats = [np.array(sample.repeats_ns) for sample in samples]
@@ -151,7 +152,7 @@ def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> F
         for _ in range(_DRAWS)
     ])  # fmt: skip
     low, high = np.percentile(draws, _INTERVAL, axis=0)
-    # The smallest messages' latency, the largest ones' rate.
+    # The latency of the smallest messages, the rate of the largest.
     last = len(lines.starts) - 1
     columns = {"alpha_ns": 0, "ns_per_byte": 2 * last + 1, "reduce_ns_per_byte": 2 * last + 2}
     alpha, slope, add = (float(factors[column]) for column in columns.values())
@@ -167,10 +168,11 @@ def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> F
 
 @dataclass(frozen=True, eq=False)
 class _Lines:
-    """A line for the messages from each start on.
+    """A line per regime.
 
     Attributes:
-        factors: latency and time a byte of each in turn; last, the cost of adding up.
+        starts: sizes of messages at which regimes begin.
+        factors: latency and time per byte of each regime in turn, then the cost of summation.
     """
 
     starts: tuple[float, ...]
@@ -178,8 +180,8 @@ class _Lines:
     error: float
 
 
-def _believed(samples: Sequence[Sample], most: int) -> _Lines:
-    """As many regimes as predict sizes that are left out better than fewer do."""
+def _accepted(samples: Sequence[Sample], most: int) -> _Lines:
+    """Return the largest number of regimes that predicts omitted sizes better than fewer do."""
     lines = _lines(samples, 1)
     sizes = sorted({sample.operation.nbytes for sample in samples})
     if most == 1 or len(sizes) <= 2 * _SIZES_EACH:
@@ -189,30 +191,32 @@ def _believed(samples: Sequence[Sample], most: int) -> _Lines:
         more = _lines(samples, count)
         if len(more.starts) < count:
             break
-        then = _left_out(samples, sizes, count)
-        if error - then < max(_GAIN * error, _LEAST_GAIN):
+        new_error = _left_out(samples, sizes, count)
+        if error - new_error < max(_GAIN * error, _MIN_GAIN):
             break
-        lines, error = more, then
+        lines, error = more, new_error
     return lines
 
 
 def _left_out(samples: Sequence[Sample], sizes: Sequence[int], count: int) -> float:
-    """Mean relative error of each size predicted from the others, by what it counts for."""
+    """Return the weighted mean relative error of each size predicted from the others."""
     errors: list[float] = []
-    counted: list[float] = []
+    weights: list[float] = []
     for size in sizes:
-        rest = [sample for sample in samples if sample.operation.nbytes != size]
-        left = [sample for sample in samples if sample.operation.nbytes == size]
-        lines = _lines(rest, count)
-        took = np.array([sample.duration_ns for sample in left])
-        errors += np.abs(_table(left, lines.starts) @ lines.factors / took - 1.0).tolist()
-        counted += _weights(left).tolist()
-    return float(np.average(errors, weights=counted))
+        others = [sample for sample in samples if sample.operation.nbytes != size]
+        omitted = [sample for sample in samples if sample.operation.nbytes == size]
+        lines = _lines(others, count)
+        durations = np.array([sample.duration_ns for sample in omitted])
+        errors += np.abs(_table(omitted, lines.starts) @ lines.factors / durations - 1.0).tolist()
+        weights += _weights(omitted).tolist()
+    return float(np.average(errors, weights=weights))
 
 
 def _lines(samples: Sequence[Sample], count: int) -> _Lines:
-    """That many regimes, or fewer where no more can be told apart: each time the cut that leaves
-    least, with no message cheaper than a smaller one."""
+    """Fit this many regimes, or fewer if no more can be distinguished.
+
+    Each cut is the one with the smallest error for which no message is cheaper than a smaller one.
+    """
     best = _solved(samples, (0.0,))
     sizes = sorted({message for sample in samples for _, message in _parts(sample.operation)})
     for _ in range(1, count):
@@ -231,9 +235,9 @@ def _cut(
     samples: Sequence[Sample], sizes: Sequence[float], starts: tuple[float, ...], low: float,
     high: float,
 ) -> _Lines | None:  # fmt: skip
-    """One regime more, from a size above `low` on; None where that is not allowed.
+    """Fit one regime more, from a size above `low`; None if that is not allowed.
 
-    Where the lines meet between the two sizes it begins there, else half way with a step up.
+    It begins where the lines meet if that is between the two sizes, otherwise half way with a step.
     """
     middle = float(np.sqrt(low * high))
     cuts = tuple(sorted({*starts, middle}))
@@ -266,7 +270,7 @@ def _solved(samples: Sequence[Sample], starts: tuple[float, ...]) -> _Lines:
 
 
 def _table(samples: Sequence[Sample], starts: Sequence[float]) -> Float64s:
-    """Each sample's factors: messages and bytes of each regime, bytes added up."""
+    """Return each sample's factors: messages and bytes of each regime, bytes summed."""
     table = np.zeros((len(samples), 2 * len(starts) + 1))
     for row, sample in zip(table, samples, strict=True):
         for part, message in _parts(sample.operation):
@@ -277,10 +281,10 @@ def _table(samples: Sequence[Sample], starts: Sequence[float]) -> Float64s:
 
 
 def _weights(samples: Sequence[Sample]) -> Float64s:
-    """What each sample's relative error counts for: 1 where its median is known exactly.
+    """Return the weight of each sample's relative error: 1 if its median is exact.
 
-    The standard error of a median of n normal numbers is 0.93 of their interquartile range over
-    the root of n.
+    The standard error of the median of n normal variates is 0.93 times their interquartile range
+    over the root of n.
     """
     unsure = []
     for sample in samples:
@@ -293,7 +297,7 @@ def _weights(samples: Sequence[Sample]) -> Float64s:
 def _solve(table: Float64s, durations: Float64s, weights: Float64s) -> Float64s:
     scaled = table * (weights / durations)[:, None]
     scale = np.maximum(np.abs(scaled).max(axis=0), 1e-300)
-    from scipy.optimize import nnls  # heavy; whoever only looks for techniques comes by here
+    from scipy.optimize import nnls  # slow to import, and many callers do not fit
 
     factors: Float64s = nnls(scaled / scale, weights)[0] / scale
     return factors
@@ -309,7 +313,7 @@ def _check_monotone(samples: Sequence[Sample]) -> None:
         longest = line[0]
         for sample in line:
             faster = sample.duration_ns < longest.duration_ns * (1.0 - _NOISE)
-            # Latencies of small messages scatter: most repeats have to say so.
+            # Latencies of small messages scatter: most repeats have to confirm it.
             if faster and np.percentile(sample.repeats_ns, 75) < np.percentile(
                 longest.repeats_ns, 25
             ):

@@ -1,4 +1,4 @@
-"""Topologies by name: every function here makes one. Links are full duplex, two for a cable."""
+"""Generators of topologies. Links are full duplex: two per cable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Wiring:
         return np.arange(first, first + count)
 
     def one_way(self, src: Int64s, dst: Int64s, kind: LinkKind) -> Int64s:
-        """Links from each of `src` to each of `dst` beside it; their numbers."""
+        """Add links from each of `src` to the corresponding `dst`; return their numbers."""
         src, dst = np.broadcast_arrays(src, dst)
         _check_size(self.links + src.size, "links")
         if kind not in self.link_kinds:
@@ -59,7 +59,7 @@ class _Wiring:
         return np.arange(first, self.links).reshape(src.shape)
 
     def cables(self, a: Int64s, b: Int64s, kind: LinkKind) -> tuple[Int64s, Int64s]:
-        """Both directions: the links from a to b, and back."""
+        """Add both directions; return the links from a to b, and back."""
         return self.one_way(a, b, kind), self.one_way(b, a, kind)
 
     def finish(
@@ -71,7 +71,7 @@ class _Wiring:
         direct: bool = False,
         names: Sequence[str] | None = None,
     ) -> Topology:
-        """The topology of all that was collected; paths are `Shortest` where no router is given."""
+        """Return the topology of all nodes and links; without a router, paths are `Shortest`."""
         empty = [np.empty(0, np.int64)]
         node_kind = np.repeat(np.array(self.kinds, np.uint8), self.counts)
         node_of_device = devices.astype(np.int32)
@@ -91,7 +91,7 @@ _Settings = ParamSpec("_Settings")
 
 
 def _generator(make: Callable[_Settings, Topology]) -> Callable[_Settings, Topology]:
-    """Its topologies say what made them, for saving; integers it is given are at least 1."""
+    """Register a generator, whose topologies record its arguments; integers must be positive."""
     signature = inspect.signature(make)
 
     @functools.wraps(make)
@@ -101,7 +101,7 @@ def _generator(make: Callable[_Settings, Topology]) -> Callable[_Settings, Topol
         for name, value in bound.arguments.items():
             if signature.parameters[name].annotation == "int":
                 _at_least_one(name, value)
-        settings = {name: one for name, one in bound.arguments.items() if one is not None}
+        settings = {name: value for name, value in bound.arguments.items() if value is not None}
         return replace(make(*arguments, **named), generator=make.__name__, settings=settings)
 
     GENERATORS[make.__name__] = generate
@@ -109,24 +109,24 @@ def _generator(make: Callable[_Settings, Topology]) -> Callable[_Settings, Topol
 
 
 GENERATORS: dict[str, Callable[..., Topology]] = {}
-"""By name, as TOML files name them."""
+"""Generators by name, as TOML files name them."""
 
 
 @_generator
 def star(devices: int, link: LinkKind) -> Topology:
-    """Every device on one non-blocking switch, by a cable of its own."""
+    """Connect every device to one non-blocking switch by its own cable."""
     return _star(devices, link)
 
 
 @_generator
 def nvswitch(devices: int, link: LinkKind) -> Topology:
-    """The devices of one host on a switch inside it."""
+    """Connect the devices of one host by a switch inside it."""
     return _star(devices, link, np.zeros(devices, np.int64))
 
 
 @_generator
 def loopback(devices: int, link: LinkKind) -> Topology:
-    """Processes of one machine that send to each other through its memory."""
+    """Connect processes of one machine that communicate through its memory."""
     return _star(devices, link, np.zeros(devices, np.int64))
 
 
@@ -142,13 +142,13 @@ def _star_hops(src: Int64s, dst: Int64s, key: Int64s, up: Int64s, down: Int64s) 
 
 @_generator
 def ring(devices: int, link: LinkKind) -> Topology:
-    """Each device wired to the next, the last to the first."""
+    """Connect each device to the next, and the last to the first."""
     return torus((devices,), link)
 
 
 @_generator
 def mesh(dims: Sequence[int], link: LinkKind) -> Topology:
-    """A grid without wrap-around cables."""
+    """Connect devices in a grid without wrap-around cables."""
     return torus(dims, link, wrap=(False,) * len(tuple(dims)))
 
 
@@ -159,12 +159,12 @@ def torus(
     wrap: Sequence[bool] | None = None,
     per_host: int = 1,
 ) -> Topology:
-    """A grid of devices, each wired to its neighbours; the last dimension is numbered fastest.
+    """Connect devices in a grid to their neighbours; the last dimension is numbered fastest.
 
     Args:
-        wrap: per dimension, whether a cable joins its ends; by default all do. Two devices in a
-            dimension are joined by one cable, wrapped or not.
-        per_host: how many devices, in order of numbers, share a host.
+        wrap: per dimension, whether a cable connects its ends; by default all do. Two devices in a
+            dimension are connected by one cable, wrapped or not.
+        per_host: number of devices, in order of numbers, that share a host.
     """
     dims = tuple(int(size) for size in dims)
     wrap = (True,) * len(dims) if wrap is None else tuple(bool(w) for w in wrap)
@@ -183,8 +183,8 @@ def torus(
         ahead = np.roll(grid, -1, axis=d)
         last = size if wrap[d] and size > 2 else size - 1
         here = np.take(grid, np.arange(last), axis=d).reshape(-1)
-        there = np.take(ahead, np.arange(last), axis=d).reshape(-1)
-        table[here, d, 0], table[there, d, 1] = wiring.cables(here, there, link)
+        next_ = np.take(ahead, np.arange(last), axis=d).reshape(-1)
+        table[here, d, 0], table[next_, d, 1] = wiring.cables(here, next_, link)
     router = DimensionOrdered(
         dims, tuple(w and s > 2 for w, s in zip(wrap, dims, strict=True)), table
     )
@@ -200,10 +200,10 @@ def leaf_spine(
     oversubscription: float = 1.0,
     uplink_latency_ns: float | None = None,
 ) -> Topology:
-    """Two tiers: leaves with devices, every leaf on every spine. Spines are chosen by hash.
+    """Connect devices to leaves, and every leaf to every spine. Spines are chosen by hash.
 
     Args:
-        oversubscription: what a leaf's devices can send over what its uplinks carry; 1 is
+        oversubscription: bandwidth of a leaf's devices over that of its uplinks; 1 is
             non-blocking.
     """
     if not (math.isfinite(oversubscription) and oversubscription > 0.0):
@@ -213,10 +213,10 @@ def leaf_spine(
     leaves = -(-devices // per_leaf)
     up_rate = link.bytes_per_s.value * per_leaf / spines / oversubscription
     latency = link.latency_ns.value if uplink_latency_ns is None else uplink_latency_ns
-    known = link.bytes_per_s
+    rate = link.bytes_per_s
     uplink = LinkKind.of(
-        f"{link.name} uplink", up_rate, latency, provenance=known.provenance,
-        source=f"{known.source}; {per_leaf} devices over {spines} spines, "
+        f"{link.name} uplink", up_rate, latency, provenance=rate.provenance,
+        source=f"{rate.source}; {per_leaf} devices over {spines} spines, "
         f"oversubscription {oversubscription:g}",
     )  # fmt: skip
     wiring = _Wiring()
@@ -246,7 +246,7 @@ def _leaf_spine_hops(
 
 @_generator
 def fat_tree(k: int, link: LinkKind) -> Topology:
-    """Three tiers of k-port switches for k^3 / 4 devices, non-blocking; paths chosen by hash.
+    """Connect k^3 / 4 devices by three non-blocking tiers of k-port switches; paths are hashed.
 
     Source: Al-Fares, Loukissas, Vahdat, "A scalable, commodity data center network
     architecture", SIGCOMM 2008.
@@ -288,12 +288,12 @@ def _fat_tree_hops(
 
 @_generator
 def gpu_hosts(hosts: int, gpus: int, inside: LinkKind, pcie: LinkKind, nic: LinkKind) -> Topology:
-    """Hosts of several devices joined inside by a switch, with one network card a host.
+    """Connect devices of a host by a switch, and hosts by one network card each.
 
     Args:
         inside: from a device to the switch in its host.
         pcie: from a device to its host.
-        nic: from a host to the one, non-blocking, switch of the cluster.
+        nic: from a host to the only, non-blocking, switch of the cluster.
     """
     wiring = _Wiring()
     ends = wiring.nodes(NodeKind.DEVICE, hosts * gpus)
@@ -324,9 +324,9 @@ def _gpu_hosts_hops(
 
 @_generator
 def rail(hosts: int, gpus: int, inside: LinkKind, nic: LinkKind) -> Topology:
-    """A network card for every device, and one switch for the g-th devices of all hosts.
+    """Give every device a network card, and connect the g-th devices of all hosts by a switch.
 
-    What goes to another rail crosses over inside the sending host first.
+    Transfers to another rail cross over inside the sending host first.
     """
     wiring = _Wiring()
     ends = wiring.nodes(NodeKind.DEVICE, hosts * gpus)
@@ -358,7 +358,7 @@ def _rail_hops(
 def dragonfly(
     groups: int, routers: int, devices_per_router: int, link: LinkKind, long_link: LinkKind
 ) -> Topology:
-    """Groups of fully joined routers, one long cable between any two groups; minimal routes.
+    """Connect groups of fully connected routers by one long cable per pair; minimal routes.
 
     Source: Kim, Dally, Scott, Abts, "Technology-driven, highly-scalable dragonfly topology",
     ISCA 2008.
@@ -370,10 +370,10 @@ def dragonfly(
     _check_size(groups * routers**2 + groups**2, "links")
     local = np.full((groups, routers, routers), -1)
     a, b = np.nonzero(~np.eye(routers, dtype=bool))
-    for one in range(groups):
-        base = one * routers
-        local[one, a, b] = wiring.one_way(switch[base + a], switch[base + b], link)
-    # The cables of a group, to the groups after it in a circle, are dealt out to its routers.
+    for group in range(groups):
+        base = group * routers
+        local[group, a, b] = wiring.one_way(switch[base + a], switch[base + b], link)
+    # The cables of a group, to the following groups in a circle, are distributed over its routers.
     ports = max(1, -(-(groups - 1) // routers))
     far = np.full((groups, groups), -1)
     gate = np.zeros((groups, groups), np.int64)
@@ -405,14 +405,14 @@ def _dragonfly_hops(
 
 @_generator
 def islands(parts: Sequence[Topology], pcie: LinkKind, nic: LinkKind) -> Topology:
-    """Several networks whose hosts are joined by another one (a data-centre network).
+    """Connect the hosts of several networks by another one (a data-centre network).
 
     Args:
         pcie: from a device to its host.
-        nic: from a host to the switch that joins all hosts.
+        nic: from a host to the switch that connects all hosts.
     """
     if not parts:
-        raise InvalidArgumentError("parts", "is empty; an island is a topology")
+        raise InvalidArgumentError("parts", "is empty; pass a topology per island")
     wiring = _Wiring()
     sizes = [part.devices for part in parts]
     first_device = np.cumsum([0, *sizes])
@@ -426,7 +426,7 @@ def islands(parts: Sequence[Topology], pcie: LinkKind, nic: LinkKind) -> Topolog
         for node in others:
             number[node] = wiring.nodes(NodeKind(int(part.node_kind[node])), 1)[0]
         first_link.append(wiring.links)
-        # In the order they have there, so that the part's routes hold with an offset.
+        # In their original order, so that the part's routes hold with an offset.
         changes = np.flatnonzero(np.diff(part.link_kind)) + 1
         for run in np.split(np.arange(part.links), changes) if part.links else ():
             kind = part.link_kinds[int(part.link_kind[run[0]])]
@@ -487,17 +487,17 @@ def from_edges(
     *,
     both_ways: bool = True,
 ) -> Topology:
-    """Any graph. Paths have the fewest links; among equal ones a hash chooses.
+    """Build any graph. Paths have the fewest links; among equal ones a hash chooses.
 
     Args:
         edges: (node, node, kind of link); nodes that are not in `devices` are switches.
         devices: names of the nodes that compute, in the order of their numbers.
-        both_ways: an edge is a full-duplex cable; else one direction only.
+        both_ways: whether an edge is a full-duplex cable, or only one direction.
     """
     if not devices:
         raise InvalidArgumentError("devices", "is empty")
     if len(set(devices)) != len(devices):
-        raise InvalidArgumentError("devices", "names a device twice")
+        raise InvalidArgumentError("devices", "contains a device twice")
     names = list(dict.fromkeys([*devices, *(end for a, b, _ in edges for end in (a, b))]))
     number = {name: n for n, name in enumerate(names)}
     wiring = _Wiring()
@@ -505,7 +505,7 @@ def from_edges(
     wiring.nodes(NodeKind.SWITCH, len(names) - len(devices))
     for a, b, kind in edges:
         if a == b:
-            raise InvalidArgumentError("edges", f"'{a}' is joined to itself")
+            raise InvalidArgumentError("edges", f"'{a}' is connected to itself")
         join = wiring.cables if both_ways else wiring.one_way
         join(np.array([number[a]]), np.array([number[b]]), kind)
     return wiring.finish(ends, None, names=names)
@@ -514,12 +514,12 @@ def from_edges(
 def _check_size(count: int, things: str) -> None:
     if count > _MAX_SIZE:
         raise InvalidArgumentError(
-            "topology", f"more than {_MAX_SIZE:,} {things}", remedy="fewer hosts or devices"
+            "topology", f"more than {_MAX_SIZE:,} {things}", remedy="use fewer hosts or devices"
         )
 
 
 def _at_least_one(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise InvalidArgumentError(
-            name, f"{value!r} is not an integer from 1 up", remedy="a number such as 8"
+            name, f"{value!r} is not a positive integer", remedy="pass a number such as 8"
         )

@@ -1,4 +1,4 @@
-"""Which devices take part: meshes with named axes, and the groups along them."""
+"""Groups of devices: meshes with named axes, and the groups along them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Devices that take part in a collective; several rows do so at the same time.
+    """Devices that take part in a collective; several rows do so simultaneously.
 
     Attributes:
         members: int64 [rows, ranks]; each row is one group, in order of ranks.
-        shape: of a row, for collectives that go by dimensions; its product is `ranks`.
+        shape: shape of a row, for algorithms by dimension; its product is `ranks`.
     """
 
     members: Ints
@@ -34,10 +34,10 @@ class Group:
 
     @classmethod
     def of(cls, devices: Sequence[int] | npt.ArrayLike, shape: tuple[int, ...] = ()) -> Group:
-        """One group of these devices.
+        """Return one group of these devices.
 
         Raises:
-            InvalidArgumentError: no devices, one twice, or a shape that does not fit.
+            InvalidArgumentError: there are no devices, duplicates, or the shape does not fit.
         """
         members = np.atleast_2d(np.asarray(devices))
         if members.ndim != 2 or members.dtype.kind not in "iu":
@@ -64,14 +64,14 @@ class Group:
         return int(self.members.shape[0])
 
     def only(self, row: int) -> Group:
-        """One of the rows, by itself."""
+        """Return a group of a single row."""
         if not 0 <= row < self.rows:
             raise InvalidArgumentError("row", f"{row} is not a row; there are {self.rows}")
         return Group(self.members[row : row + 1], self.shape)
 
     @functools.cached_property
     def key(self) -> bytes:
-        """Equal for equal groups."""
+        """Hash that is equal for equal groups."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.members).tobytes(), digest_size=16)
         digest.update(repr((self.members.shape, self.shape)).encode())
         return digest.digest()
@@ -79,10 +79,10 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """Devices in a grid with named axes, the last axis fastest: as torch's `DeviceMesh`.
+    """Devices in a grid with named axes, the last axis fastest, as torch's `DeviceMesh`.
 
     Attributes:
-        devices: int64, one dimension an axis.
+        devices: int64, one dimension per axis.
         axes: their names.
     """
 
@@ -96,42 +96,42 @@ class Mesh:
                 "axes", f"has {len(self.axes)} names for {self.devices.ndim} dimensions"
             )
         if len(set(self.axes)) != len(self.axes):
-            raise InvalidArgumentError("axes", "names an axis twice")
+            raise InvalidArgumentError("axes", "contains an axis twice")
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.devices.shape
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> Group:
-        """The groups along one axis, or along several together; all of them at the same time.
+        """Return the groups along one axis, or along several together, as rows of one group.
 
         Raises:
-            UnknownNameError: no such axis.
+            UnknownNameError: there is no such axis.
         """
-        wanted = (axes,) if isinstance(axes, str) else tuple(axes)
-        for axis in wanted:
+        selected = (axes,) if isinstance(axes, str) else tuple(axes)
+        for axis in selected:
             if axis not in self.axes:
                 raise UnknownNameError("axis", axis, self.axes)
-        if len(set(wanted)) != len(wanted):
-            raise InvalidArgumentError("axes", "names an axis twice")
-        along = [self.axes.index(axis) for axis in wanted]
+        if len(set(selected)) != len(selected):
+            raise InvalidArgumentError("axes", "contains an axis twice")
+        along = [self.axes.index(axis) for axis in selected]
         moved = np.moveaxis(self.devices, along, range(-len(along), 0))
         shape = tuple(self.devices.shape[d] for d in along)
         return Group(moved.reshape(-1, math.prod(shape)), shape)
 
     def all(self) -> Group:
-        """Every device, as one group of the mesh's shape."""
+        """Return every device, as one group of the mesh's shape."""
         return Group(self.devices.reshape(1, -1), self.devices.shape)
 
     @classmethod
     def from_device_mesh(cls, mesh: DeviceMesh) -> Mesh:
-        """From torch's; ranks become device numbers. Axes without names are called 0, 1, ..."""
+        """Convert torch's mesh; ranks become device numbers. Unnamed axes are called 0, 1, ..."""
         ranks = np.asarray(mesh.mesh.tolist(), np.int64)
         names: Any = mesh.mesh_dim_names or tuple(str(d) for d in range(ranks.ndim))
         return cls(ranks, tuple(names))
 
     def to_device_mesh(self, device_type: str = "cpu") -> DeviceMesh:
-        """As torch's; needs an initialised process group of at least as many ranks."""
+        """Convert to torch's mesh, which needs an initialised process group with its ranks."""
         from torch.distributed.device_mesh import DeviceMesh
 
         return DeviceMesh(device_type, self.devices, mesh_dim_names=self.axes)

@@ -1,8 +1,8 @@
-"""From jobs on a cluster to one program of the event engine.
+"""Lowering of jobs on a cluster to one program of the event engine.
 
 A computation is a task on its device's lane. A collective is the transfers of its phases, with a
-barrier behind each: transfers of a phase are independent flows, as connections are, so that one
-that is held up does not hold up the others until the barrier.
+barrier after each: transfers of a phase are independent flows, like connections, so that a slow one
+does not delay the others before the barrier.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.native import Edges, Flows, Packets, Policy, Program
 
 _Array = npt.NDArray[Any]
-# The lane of all transfers, waits and barriers; behind it one lane for each device that computes.
-_BESIDE = 0
+# Lane of all transfers, waits and barriers; after it, one lane per computing device.
+_SHARED_LANE = 0
 
 
-# What each task of the engine has, and what it is where nothing is said.
+# Attributes of the engine's tasks, with defaults.
 _COLUMNS: dict[str, float] = {
-    "lane": _BESIDE, "duration": 0.0, "priority": 0, "nbytes": 0.0, "slowdown": 1.0, "weight": 1.0,
-    "hops": 0,
+    "lane": _SHARED_LANE, "duration": 0.0, "priority": 0, "nbytes": 0.0, "slowdown": 1.0,
+    "weight": 1.0, "hops": 0,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Queues:
-    """What the head of every link holds where transfers travel as packets; see `native.Packets`.
+    """Queues at the head of every link for transfers as packets; see `native.Packets`.
 
     Attributes:
-        nbytes: room for packets that wait, headers included.
-        mark_bytes: packets that wait beyond this are marked (ECN); infinite: none.
-        payload_bytes, header_bytes: of a packet.
-        first_window, max_window: packets that a transfer has under way.
-        timeout_ns: without an acknowledgement for so long, a sender begins again.
+        nbytes: room for waiting packets, including headers.
+        mark_bytes: waiting bytes beyond which packets are marked (ECN); infinite: never.
+        payload_bytes, header_bytes: sizes of a packet's parts.
+        first_window, max_window: initial and maximum number of a transfer's packets in transit.
+        timeout_ns: time without an acknowledgement after which a sender restarts.
     """
 
     nbytes: float = 1e6
@@ -65,7 +65,7 @@ class Queues:
                 raise InvalidArgumentError(name, f"{getattr(self, name)} is not a size")
 
     def on(self, topology: Topology) -> Packets:
-        """The engine's model; capacities of links count payload and headers alike."""
+        """Return the engine's model; capacities of links count both payload and headers."""
         settings = asdict(self)
         queue, mark = (
             np.full(topology.links, settings.pop(name)) for name in ("nbytes", "mark_bytes")
@@ -75,7 +75,7 @@ class Queues:
 
 @dataclass
 class Block:
-    """Tasks of the engine that a job becomes, with numbers of their own from 0."""
+    """Tasks of the engine for one job, numbered from 0."""
 
     columns: dict[str, list[_Array]] = field(default_factory=lambda: {k: [] for k in _COLUMNS})
     links: list[_Array] = field(default_factory=lambda: [np.empty(0, np.int32)])
@@ -84,7 +84,7 @@ class Block:
     size: int = 0
 
     def add(self, count: int, *, links: Int32s | None = None, **columns: Any) -> Int64s:
-        """That many tasks, each of `columns` one value for all or one a task; their numbers."""
+        """Add tasks, with one value per column for all or one per task; return their numbers."""
         for name, default in _COLUMNS.items():
             self.columns[name].append(np.full(count, columns.get(name, default)))
         if links is not None:
@@ -93,7 +93,7 @@ class Block:
         return np.arange(first, self.size)
 
     def order(self, before: Int64s, after: Int64s) -> None:
-        """All of `before` gate all of `after`; one of the two has one task."""
+        """Let all of `before` gate all of `after`; one of the two has one task."""
         src, dst = np.broadcast_arrays(before, after)
         self.src.append(src)
         self.dst.append(dst)
@@ -101,14 +101,14 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where a job is in the program.
+    """Position of a job in the program.
 
     Attributes:
         first: number of its first task in the program.
         size: tasks of one iteration.
-        copies: how often these are repeated in the program; else the program has steps.
+        copies: number of copies in the program; 1 if the program has steps instead.
         begin, end: per task of the job, the tasks of the program that begin and end it.
-        start, finish: those of the whole iteration.
+        start, finish: tasks that begin and end the whole iteration.
     """
 
     first: int
@@ -122,12 +122,12 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A program of the engine, and where the jobs are in it.
+    """A program of the engine, and the positions of the jobs in it.
 
     Attributes:
-        lane_device: device of each lane from 1 on.
-        nbytes: float64 [tasks]; what each transfers. The program's flows have as many bytes as pass
-            at the links' capacities in the time that these take.
+        lane_device: device of each lane from 1.
+        nbytes: float64 [tasks]; bytes that each transfers. The program's flows have as many bytes
+            as pass at the links' capacities in the transfer's time.
     """
 
     program: Program
@@ -137,27 +137,27 @@ class Lowered:
 
 
 def lower(cluster: Cluster, jobs: Sequence[Job], queues: Queues | None = None) -> Lowered:
-    """Everything is checked here: what comes out runs.
+    """Lower jobs to a program, after checking everything: the program is valid.
 
     Args:
-        queues: of links, where transfers travel as packets; None: as fluids.
+        queues: queues of links, for transfers as packets; None for fluids.
 
     Raises:
-        InvalidArgumentError: a rank, group or dependency that is not there.
-        ClusterError: devices that are not joined, or only by a link without capacity.
+        InvalidArgumentError: a rank, group or dependency does not exist.
+        ClusterError: devices are not connected, or only by a link without capacity.
     """
     if not jobs:
         raise InvalidArgumentError("jobs", "is empty")
     if queues is not None and cluster.regimes:
         raise InvalidArgumentError(
-            "fidelity", f"packets of {cluster.name} would all pass at its links' capacities, and "
-            "its messages do not (regimes)", remedy="fidelity='fluid'",
+            "fidelity", f"packets of {cluster.name} would pass at its links' capacities, but "
+            "its messages do not (regimes)", remedy="use fidelity='fluid'",
         )  # fmt: skip
     devices = [_devices(cluster, job, number) for number, job in enumerate(jobs)]
     computing = np.unique(
         np.concatenate([_computing(job, ranks) for job, ranks in zip(jobs, devices, strict=True)])
     )
-    # Where all jobs run equally often, the engine repeats the program; else it is written out.
+    # If all jobs have equally many iterations, the engine repeats the program; otherwise copies do.
     repeats = {job.iterations for job in jobs}
     steps = repeats.pop() if len(repeats) == 1 else 1
     blocks, layouts, first = [], [], 0
@@ -178,8 +178,8 @@ def _devices(cluster: Cluster, job: Job, number: int) -> Int64s:
     wrong = devices[(devices < 0) | (devices >= cluster.devices)]
     if wrong.size:
         raise InvalidArgumentError(
-            "placement", f"of job {number} ({job.name}) names device {wrong[0]}, the cluster has "
-            f"{cluster.devices}",
+            "placement", f"of job {number} ({job.name}) contains device {wrong[0]}, but the "
+            f"cluster has {cluster.devices}",
         )  # fmt: skip
     return devices
 
@@ -212,7 +212,7 @@ def _lower_job(
         elif task.rank is not None:
             if task.rank >= devices.size:
                 raise InvalidArgumentError(
-                    "rank", f"{where} has rank {task.rank}, the job has {devices.size} devices"
+                    "rank", f"{where} has rank {task.rank}, but the job has {devices.size} devices"
                 )
             lane = 1 + int(np.searchsorted(computing, devices[task.rank]))
             begin[t] = end[t] = block.add(
@@ -235,8 +235,8 @@ def _order_tasks(
         for on in task.after:
             if not 0 <= on < len(tasks):
                 raise InvalidArgumentError(
-                    "after", f"task {t} ({task.name}) of {where} waits for task {on}, which is "
-                    f"not there",
+                    "after", f"task {t} ({task.name}) of {where} waits for task {on}, which does "
+                    f"not exist",
                 )  # fmt: skip
             pairs.append((int(end[on]), int(begin[t])))
             last[on] = False
@@ -250,51 +250,51 @@ def _order_tasks(
 def _lower_collective(
     cluster: Cluster,
     job: Job,
-    given: Collective,
+    collective: Collective,
     devices: Int64s,
     block: Block,
     queues: Queues | None,
 ) -> tuple[int, int]:
-    """Number of the task that begins it and of the one that ends it."""
-    if given.group is None:
+    """Lower a collective; return the numbers of the tasks that begin and end it."""
+    if collective.group is None:
         used = devices if job.placement is not None else cluster.all().members.reshape(-1)
         shape = job.placement.shape if job.placement is not None else cluster.all().shape
         rows = job.placement is not None and job.placement.rows > 1
         group = Group.of(used, () if rows else shape)
     else:
-        ranks = given.group.members
+        ranks = collective.group.members
         if int(ranks.max()) >= devices.size or int(ranks.min()) < 0:
             raise InvalidArgumentError(
-                "group", f"of {given.kind} names rank {int(ranks.max())}, the job {job.name} has "
-                f"{devices.size} devices",
+                "group", f"of {collective.kind} contains rank {int(ranks.max())}, but the job "
+                f"{job.name} has {devices.size} devices",
             )  # fmt: skip
-        group = Group(devices[ranks], given.group.shape)
-    servers = tuple(int(devices[s]) if s < devices.size else s for s in given.servers)
-    collective = replace(given, group=group, servers=servers)
-    chosen = given.algo in ("auto", "2d")
-    algo = cluster.cost(collective).algo if chosen else given.algo
+        group = Group(devices[ranks], collective.group.shape)
+    servers = tuple(int(devices[s]) if s < devices.size else s for s in collective.servers)
+    collective = replace(collective, group=group, servers=servers)
+    chosen = collective.algo in ("auto", "2d")
+    algo = cluster.cost(collective).algo if chosen else collective.algo
     begin = before = block.add(1)
     if queues is not None and algo == "in_network":
         raise InvalidArgumentError(
-            "algo", "in_network is asked of packets, which have no switches that add up",
-            remedy="fidelity='fluid'",
+            "algo", "in_network needs aggregating switches, which packets do not have",
+            remedy="use fidelity='fluid'",
         )  # fmt: skip
     regimes = cluster.message_regimes
     for phase in placed(cluster.topology, collective, group, algo, regimes[0].alpha_ns):
-        regime = regime_of(regimes, given.nbytes, phase.message)
-        ahead = phase.latency_ns(regime) + given.nbytes * phase.per_byte_ns(
+        regime = regime_of(regimes, collective.nbytes, phase.message)
+        ahead = phase.latency_ns(regime) + collective.nbytes * phase.per_byte_ns(
             regime, cluster.reduce_ns_per_byte.value
         )
         if queues is not None:
-            # A packet takes the latency of its path itself.
+            # Packets take the latency of their path themselves.
             ahead -= phase.delay_ns
         flows = block.add(
             phase.src.size,
             duration=ahead,
-            priority=given.priority + job.priority,
-            nbytes=np.where(phase.counts > 0, phase.share * given.nbytes, 0.0),
+            priority=collective.priority + job.priority,
+            nbytes=np.where(phase.counts > 0, phase.share * collective.nbytes, 0.0),
             slowdown=regime.slowdown,
-            weight=given.weight * job.weight,
+            weight=collective.weight * job.weight,
             hops=phase.counts,
             links=phase.links,
         )
@@ -357,7 +357,7 @@ def _join(
 
 @dataclass(frozen=True)
 class _Names:
-    """Names of `count` things, each made when a message needs it."""
+    """A sequence of `count` names, each created when a message needs it."""
 
     count: int
     name_of: Callable[[int], str]
@@ -370,7 +370,7 @@ class _Names:
 
 
 def _task_name(jobs: Sequence[Job], layouts: Sequence[Layout], task: int) -> str:
-    """``all_reduce of job 3 (job)``."""
+    """Return a task's name: ``all_reduce of job 3 (job)``."""
     firsts = [layout.first for layout in layouts]
     number = int(np.searchsorted(firsts, task, side="right")) - 1
     layout, job = layouts[number], jobs[number]

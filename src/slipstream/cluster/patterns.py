@@ -1,8 +1,8 @@
 """Collective algorithms as phases of transfers between neighbours.
 
-A phase is a set of transfers that run at the same time; the next begins when all have arrived.
-What an algorithm sends in many small steps over the same edges (a ring) is one transfer an edge
-with as many latencies. Phases are what the closed form sums and what the simulator runs.
+A phase is a set of simultaneous transfers; the next begins when all have arrived. Many small steps
+of an algorithm over the same edges (a ring) are one transfer per edge with as many latencies. The
+closed form sums phases, and the simulator runs them.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in
 MPICH", IJHPCA 2005 (ring, halving and doubling); Sanders, Speck, Traeff, "Two-tree algorithms for
@@ -32,16 +32,16 @@ _MAX_TRANSFERS = 2**23
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """Transfers that run at the same time. Positions are ranks within the group.
+    """Simultaneous transfers. Positions are ranks within the group.
 
     Attributes:
-        src, dst: int64 [transfers]; positions from the group's size on are servers.
-        share: float64 [transfers]; of the collective's bytes.
-        steps: how many messages follow each other: each costs a latency.
-        reduced: of the collective's bytes, what a rank adds up.
-        fill: of the collective's bytes, what passes before a pipeline is full.
-        piece: of the collective's bytes, one message; None where a transfer's `share` goes in as
-            many as there are steps.
+        src, dst: int64 [transfers]; positions from the group's size are servers.
+        share: float64 [transfers]; shares of the collective's bytes.
+        steps: number of consecutive messages, each with a latency.
+        reduced: share of the collective's bytes that a rank sums.
+        fill: share of the collective's bytes that passes before a pipeline is full.
+        piece: share of the collective's bytes in one message; None if a transfer's `share` is split
+            over the steps.
     """
 
     src: Ints
@@ -54,7 +54,7 @@ class Phase:
 
     @property
     def message(self) -> float:
-        """Of the collective's bytes, the largest message."""
+        """Share of the collective's bytes in the largest message."""
         if self.piece is not None:
             return self.piece
         return float(self.share.max(initial=0.0)) / self.steps
@@ -62,8 +62,8 @@ class Phase:
 
 # ---- one dimension ----------------------------------------------------------------------------
 #
-# Each takes the ranks of every line of a dimension, int64 [lines, n], and the share of the bytes
-# that a line works on; each gives the phases of a reduce-scatter or an all-gather along it.
+# Each gets the ranks of every line of a dimension, int64 [lines, n], and the share of the bytes of
+# a line, and returns the phases of a reduce-scatter or an all-gather along it.
 
 
 def _ring(lines: Ints, share: float, reduce: bool) -> list[Phase]:
@@ -74,7 +74,7 @@ def _ring(lines: Ints, share: float, reduce: bool) -> list[Phase]:
 
 
 def _ring2(lines: Ints, share: float, reduce: bool) -> list[Phase]:
-    """Both ways round at once: half of the bytes and half of the steps each way."""
+    """Use both directions: half of the bytes and half of the steps in each."""
     n = lines.shape[1]
     if n == 2:
         return _ring(lines, share, reduce)
@@ -85,11 +85,11 @@ def _ring2(lines: Ints, share: float, reduce: bool) -> list[Phase]:
 
 
 def _line(lines: Ints, share: float, reduce: bool) -> list[Phase]:
-    """Without a cable from the last to the first: pieces travel both ways along the line."""
+    """Use no cable from the last to the first: pieces travel in both directions of the line."""
     n = lines.shape[1]
     left, right = lines[:, :-1], lines[:, 1:]
     ahead = np.arange(n - 1, 0, -1) / n * share
-    # A reduction collects what lies behind a cable, a gather hands it on: the same bytes.
+    # A reduction collects the data beyond a cable, a gather distributes it: the same bytes.
     src = np.concatenate([left, right]).reshape(-1)
     dst = np.concatenate([right, left]).reshape(-1)
     shares = np.concatenate([np.tile(ahead, len(lines)), np.tile(ahead[::-1], len(lines))])
@@ -97,7 +97,7 @@ def _line(lines: Ints, share: float, reduce: bool) -> list[Phase]:
 
 
 def _halving(lines: Ints, share: float, reduce: bool) -> list[Phase]:
-    """Neighbours first, with the largest pieces; partners twice as far at every step."""
+    """Start with neighbours and the largest pieces; partners are twice as far at every step."""
     n = lines.shape[1]
     if n & (n - 1):
         raise InvalidArgumentError("group", f"{n} ranks are not a power of two")
@@ -107,7 +107,7 @@ def _halving(lines: Ints, share: float, reduce: bool) -> list[Phase]:
         part = share / 2 ** (k + 1)
         src, dst = lines.reshape(-1), lines[:, position ^ (1 << k)].reshape(-1)
         phases.append(Phase(src, dst, np.full(src.size, part), 1, part if reduce else 0.0))
-    # A gather undoes what a scatter did, last step first.
+    # A gather reverses a scatter, last step first.
     return phases if reduce else phases[::-1]
 
 
@@ -118,7 +118,7 @@ _DIMENSION: dict[str, _Dimension] = {
 
 
 def _scatter_gather(kind: str, shape: tuple[int, ...], algorithms: tuple[str, ...]) -> list[Phase]:
-    """Dimension by dimension, the last (fastest) first; what each leaves goes to the next."""
+    """Process dimensions from the last (fastest); each works on the rest of the one before."""
     grid = np.arange(math.prod(shape)).reshape(shape)
     scatter: list[Phase] = []
     gather: list[Phase] = []
@@ -138,7 +138,7 @@ def _scatter_gather(kind: str, shape: tuple[int, ...], algorithms: tuple[str, ..
     middle = len(scatter)
     one_phase = algorithms[next((d for d, size in enumerate(shape) if size > 1), 0)]
     if one_phase in ("ring", "ring2", "line"):
-        # In the slowest dimension a ring goes round twice without a barrier between.
+        # In the slowest dimension a ring goes around twice without a barrier between.
         once = scatter[-1]
         twice = replace(once, share=2 * once.share, steps=2 * once.steps)
         merged[middle - 1 : middle + 1] = [twice]
@@ -149,10 +149,10 @@ def _scatter_gather(kind: str, shape: tuple[int, ...], algorithms: tuple[str, ..
 
 
 def tree_parents(n: int) -> tuple[Ints, Ints]:
-    """Two binary trees over ranks 0..n-1, parent of each rank (-1: root).
+    """Return two binary trees over ranks 0..n-1, parent of each rank (-1: root).
 
-    What is a leaf in one is inside the other, so that together they use every rank's links both
-    ways. The first is in order over 1..n-1 under root 0; the second is its mirror image.
+    Leaves of one are inside the other, so that together they use every rank's links in both
+    directions. The first is in order over 1..n-1 under root 0; the second is its mirror image.
     """
     first = np.full(n, -1)
     for rank in range(1, n):
@@ -185,7 +185,7 @@ def _double_tree(shape: tuple[int, ...], chunks: int) -> list[Phase]:
 
 
 def _binomial(shape: tuple[int, ...], chunks: int) -> list[Phase]:
-    """Who has it passes it on: twice as many have it after every step."""
+    """Every rank with the data forwards it: their number doubles with every step."""
     n, phases, have = math.prod(shape), [], 1
     while have < n:
         src = np.arange(min(have, n - have))
@@ -204,18 +204,18 @@ def _chain(shape: tuple[int, ...], chunks: int) -> list[Phase]:
 
 
 def _halving_doubling(kind: str, n: int) -> list[Phase]:
-    """Any n for an all-reduce: those above a power of two hand over first, and are told last."""
+    """Allow any n for an all-reduce: ranks beyond a power of two send first and receive last."""
     core = 1 << (n.bit_length() - 1)
     extra = n - core
     if extra == 0 or kind != "all_reduce":
         return _scatter_gather(kind, (n,), ("halving_doubling",))
     odd, even = np.arange(extra) * 2 + 1, np.arange(extra) * 2
     ones = np.ones(extra)
-    taking_part = np.concatenate([odd, np.arange(2 * extra, n)])
+    participants = np.concatenate([odd, np.arange(2 * extra, n)])
     inner = _scatter_gather(kind, (core,), ("halving_doubling",))
     return [
         Phase(even, odd, ones, 1, 1.0),
-        *(Phase(taking_part[p.src], taking_part[p.dst], p.share, p.steps, p.reduced)
+        *(Phase(participants[p.src], participants[p.dst], p.share, p.steps, p.reduced)
           for p in inner),
         Phase(odd, even, ones, 1),
     ]  # fmt: skip
@@ -224,7 +224,9 @@ def _halving_doubling(kind: str, n: int) -> list[Phase]:
 def _pairwise(n: int) -> list[Phase]:
     if n * (n - 1) > _MAX_TRANSFERS:
         raise InvalidArgumentError(
-            "group", f"all_to_all of {n} ranks is {n * (n - 1)} transfers", remedy="a smaller group"
+            "group",
+            f"all_to_all of {n} ranks has {n * (n - 1)} transfers",
+            remedy="use a smaller group",
         )
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     return [Phase(src, dst, np.full(src.size, 1.0 / n), n - 1, piece=1.0 / n)]
@@ -240,11 +242,11 @@ def _parameter_server(n: int, servers: int) -> list[Phase]:
 
 
 def _gloo_gather(n: int) -> list[Phase]:
-    """A ring of half pieces, as gloo's: a rank sends one only when its neighbour has asked for it.
+    """Ring of half pieces, as in gloo: a rank sends one only when its neighbour requests it.
 
-    The last to come finds itself asked already, so that its first half piece is under way before
-    it asks its own neighbour: the request waits behind it in the cable, and the whole ring for the
-    request (gloo/allgather.cc and transport/tcp/pair.cc; 3/2 of a ring's time for two ranks).
+    The last rank to start already has a request, so that its first half piece is in transit before
+    it sends its own request: the request waits for the piece in the cable, and the whole ring for
+    the request (gloo/allgather.cc and transport/tcp/pair.cc; 3/2 of a ring's time for two ranks).
     """
     (ring,) = _ring(np.arange(n)[None, :], 1.0, False)
     return [Phase(ring.src, ring.dst, ring.share, ring.steps, fill=1.0 / (2 * n))]
@@ -266,30 +268,30 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "p2p": ("direct",),
     "halo": ("neighbours",),
 }
-"""By kind. ``ring2`` goes both ways round, ``line`` needs no cable from the last to the first;
-the first three also go by dimensions, as ``line*ring2``. ``gloo`` is what that library does, which
-is never the cheapest, so that ``auto`` does not take it. ``in_network`` is what
-switches do that add up (`aggregation`): it depends on the network, and has no phases here."""
+"""Algorithms by kind. ``ring2`` uses both directions, ``line`` no cable from the last to the first;
+the first three can also be combined by dimension, as in ``line*ring2``. ``gloo`` is that library's
+algorithm, which is never the cheapest, so ``auto`` ignores it. ``in_network`` uses aggregating
+switches (`aggregation`): it depends on the network, and has no phases here."""
 
 
 @functools.lru_cache(maxsize=256)
 def phases(
     kind: str, algo: str, shape: tuple[int, ...], chunks: int = 16, servers: int = 0
 ) -> tuple[Phase, ...]:
-    """The phases of a collective over a group of that shape.
+    """Return the phases of a collective over a group of this shape.
 
     Raises:
-        UnknownNameError: the kind of collective has no such algorithm.
-        InvalidArgumentError: it does not fit the group.
+        UnknownNameError: the collective has no such algorithm.
+        InvalidArgumentError: the algorithm does not fit the group.
     """
     n = math.prod(shape)
     parts = tuple(algo.split("*"))
     if len(parts) > 1:
         if len(parts) != len(shape):
-            raise InvalidArgumentError("algo", f"'{algo}' is for {len(parts)} dimensions, the "
+            raise InvalidArgumentError("algo", f"'{algo}' is for {len(parts)} dimensions, but the "
                                        f"group has {len(shape)}")  # fmt: skip
         if kind not in _BY_DIMENSIONS:
-            raise InvalidArgumentError("algo", f"{kind} does not go by dimensions")
+            raise InvalidArgumentError("algo", f"{kind} has no algorithms by dimension")
         for part in parts:
             if part not in _DIMENSION:
                 raise UnknownNameError("algorithm", part, _DIMENSION)
@@ -321,14 +323,17 @@ def phases(
     elif algo == "neighbours":
         sequence = _halo(n)
     else:
-        one = np.array([0])
-        sequence = [Phase(one, one + 1, np.ones(1), 1)]
+        first = np.array([0])
+        sequence = [Phase(first, first + 1, np.ones(1), 1)]
     return tuple(sequence)
 
 
 def candidates(kind: str, shape: tuple[int, ...], *, direct: bool, algo: str) -> list[str]:
-    """What ``auto`` (or ``2d``) chooses from. On switches going both ways gains no bandwidth,
-    and no library does it, so that only direct networks are offered it."""
+    """Return the algorithms that ``auto`` (or ``2d``) chooses from.
+
+    With switches, using both directions gains no bandwidth and no library does it, so only direct
+    networks have these algorithms.
+    """
     n = math.prod(shape)
     dims = ("ring", "ring2", "line") if direct else ("ring", "halving_doubling")
     algorithms: list[str] = []

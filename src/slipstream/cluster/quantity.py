@@ -1,4 +1,4 @@
-"""A number with where it comes from, and where those of a fitted cluster do."""
+"""Numbers with their provenance, and the calibration of a fitted cluster."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slipstream.schema import read
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value, how we know it, and from whom.
+    """A value with its provenance and source.
 
     Attributes:
-        value: in the unit that the name of whatever holds it says.
+        value: value in the unit that the attribute's name has.
         provenance: measured, datasheet, assumed, ...
-        source: a document, a date and machine, or why it is assumed.
+        source: a document, a date and machine, or the reason for an assumption.
     """
 
     value: float
@@ -34,20 +34,20 @@ class Quantity:
             )
 
     @classmethod
-    def read(cls, place: str, given: object) -> Quantity:
-        """From a TOML table ``{value, provenance, source}``, or a bare number of the user's.
+    def read(cls, place: str, raw: object) -> Quantity:
+        """Read a TOML table ``{value, provenance, source}``, or a user's bare number.
 
         Raises:
-            InvalidArgumentError: neither, or a provenance that is not known.
+            InvalidArgumentError: it is neither, or the provenance is unknown.
         """
-        if isinstance(given, Quantity):
-            return given
-        table = given if isinstance(given, Mapping) else {"value": given}
+        if isinstance(raw, Quantity):
+            return raw
+        table = raw if isinstance(raw, Mapping) else {"value": raw}
         value = read(float, table.get("value"), place, {})
         if value < 0.0:
             raise InvalidArgumentError(
                 place, f"{table['value']} is not a finite number of at least 0",
-                remedy="a number, or { value = 1.5e9, ... }",
+                remedy="write a number, or { value = 1.5e9, ... }",
             )  # fmt: skip
         provenance = read(Provenance, table.get("provenance", Provenance.USER), place, {})
         return cls(value, provenance, read(str, table.get("source", ""), f"{place}.source", {}))
@@ -58,16 +58,16 @@ NOT_GIVEN = Quantity(0.0, Provenance.ASSUMED, "not given")
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a fit to measurements left unexplained, and where it was made.
+    """Residual error of a fit to measurements, and where it was made.
 
     Attributes:
         date: ISO 8601.
-        fingerprint: of the machine; see `slipstream.measure`.
-        libraries: name and version of what was measured.
+        fingerprint: fingerprint of the machine; see `slipstream.measure`.
+        libraries: name and version of the measured library.
         residual: median of the relative errors of the fit.
-        residual_p90: nine of ten are below.
-        oversubscription: ranks per processor core; above 1 the scheduler was measured too.
-        detail: what else the file keeps: samples, intervals.
+        residual_p90: their 90th percentile.
+        oversubscription: ranks per CPU core; above 1 the measurement includes the scheduler.
+        detail: further entries of the file: samples, intervals.
     """
 
     date: str

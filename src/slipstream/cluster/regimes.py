@@ -1,8 +1,8 @@
-"""What messages of different sizes cost: libraries and memories change their ways with size.
+"""Costs of messages by size, since libraries and memories treat sizes differently.
 
-A library sends small messages eagerly and large ones after a handshake; what fits a cache passes
-faster than what does not. One latency and one rate cannot follow that; a few of each can, every one
-for the messages from some size on.
+A library sends small messages eagerly and large ones after a handshake; messages that fit a cache
+are faster than others. One latency and one rate cannot describe that; one pair per range of sizes
+can.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from slipstream.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Regime:
-    """Messages from a size on, up to where the next regime begins.
+    """Cost of messages from a size to that of the next regime.
 
     Attributes:
-        from_bytes: of the smallest message; 0 for the first regime.
-        alpha_ns: start-up of one message in software.
-        slowdown: how many times longer its bytes take than the links' capacities say; below 1
-            where they pass faster.
+        from_bytes: size of the smallest message; 0 for the first regime.
+        alpha_ns: software latency of one message.
+        slowdown: time per byte relative to the links' capacities; below 1 if messages are faster.
     """
 
     from_bytes: float
@@ -40,36 +39,36 @@ class Regime:
 
 
 def check_regimes(regimes: Sequence[Regime]) -> None:
-    """Raises InvalidArgumentError unless they begin at 0, and each above the one before."""
-    starts = [one.from_bytes for one in regimes]
+    """Raise InvalidArgumentError unless they begin at 0 and ascend."""
+    starts = [regime.from_bytes for regime in regimes]
     if starts and starts[0] != 0.0:
         raise InvalidArgumentError(
             "regimes", f"begin at {starts[0]:g} bytes: smaller messages have no cost",
-            remedy="from_bytes = 0 for the first",
+            remedy="set from_bytes = 0 for the first",
         )  # fmt: skip
     for before, after in itertools.pairwise(starts):
         if after <= before:
             raise InvalidArgumentError(
-                "regimes", f"one from {after:g} bytes on follows one from {before:g} bytes on",
-                remedy="in order of size",
+                "regimes", f"the regime from {after:g} bytes follows that from {before:g} bytes",
+                remedy="list them in order of size",
             )  # fmt: skip
 
 
 def regime_of(regimes: Sequence[Regime], nbytes: float, message: float) -> Regime:
-    """That of a collective's messages.
+    """Return the regime of a collective's messages.
 
     Args:
-        nbytes: of the collective.
-        message: share of them that one message is.
+        nbytes: size of the collective.
+        message: share of it in one message.
     """
-    # The size of the collective is compared, as the closed form does, so that both change at once.
-    starts = [_of_collective(one, message) for one in regimes]
+    # The size of the collective is compared, as in the closed form, so that both change together.
+    starts = [_of_collective(regime, message) for regime in regimes]
     return regimes[max(0, bisect.bisect_right(starts, nbytes) - 1)]
 
 
 def starts_of(regimes: Sequence[Regime], message: float) -> list[float]:
-    """Sizes of a collective from which its messages are in each regime."""
-    return [_of_collective(one, message) for one in regimes]
+    """Return the sizes of a collective from which its messages are in each regime."""
+    return [_of_collective(regime, message) for regime in regimes]
 
 
 def _of_collective(regime: Regime, message: float) -> float:

@@ -1,8 +1,8 @@
-"""Which links a transfer takes. Routes are computed when asked for: no table of all pairs.
+"""Routes of transfers, computed on request without a table of all pairs.
 
-A router turns pairs of devices into paths, many at once: ``paths(src, dst, key)`` gives how many
-links each path has, and all links one path after the other. `key` tells apart transfers of one
-pair, so that they may take different ones of several equal paths.
+A router maps pairs of devices to paths, many per call: ``paths(src, dst, key)`` returns the number
+of links of each path, and the links of all paths in sequence. `key` distinguishes transfers of one
+pair, so that they may use different paths of equal length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Router(Protocol):
 
 
 def spread(src: Int64s, dst: Int64s, key: Int64s) -> npt.NDArray[np.uint64]:
-    """A hash of (src, dst, key), as switches choose among equal paths: fixed for a flow.
+    """Return a hash of (src, dst, key), as switches choose among equal paths: fixed for a flow.
 
     Source: the finaliser of Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", OOPSLA 2014.
@@ -45,16 +45,16 @@ def spread(src: Int64s, dst: Int64s, key: Int64s) -> npt.NDArray[np.uint64]:
 
 
 def from_columns(columns: Sequence[npt.NDArray[np.integer]]) -> Paths:
-    """Paths from one array a hop, with -1 where a path has no such hop."""
+    """Return paths from one array per hop, with -1 for paths without this hop."""
     table = np.stack(columns, axis=1).astype(np.int32)
-    there = table >= 0
-    return there.sum(axis=1), table[there]
+    present = table >= 0
+    return present.sum(axis=1), table[present]
 
 
 def merge(pairs: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
-    """Paths of some pairs each (their numbers first), put in the order of all pairs.
+    """Merge paths of some pairs each (with their numbers) into the order of all pairs.
 
-    A pair that occurs in several parts goes over the links of each, in the order of the parts.
+    A pair in several parts has the links of each, in the order of the parts.
     """
     owner = np.concatenate([np.repeat(which, paths[0]) for which, paths in parts])
     links = np.concatenate([paths[1] for _, paths in parts])
@@ -64,9 +64,9 @@ def merge(pairs: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
 
 @dataclass(frozen=True)
 class Stages:
-    """A router made of a function that gives one array a hop; `tables` are its further arguments.
+    """Router from a function that returns one array per hop; `tables` are its further arguments.
 
-    The function is a module's own, so that a topology can be sent to another process.
+    The function is defined in a module, so that a topology can be sent to another process.
     """
 
     hops: Callable[..., Sequence[npt.NDArray[np.integer]]]
@@ -78,12 +78,12 @@ class Stages:
 
 @dataclass(frozen=True)
 class DimensionOrdered:
-    """One dimension after the other, the short way round where the dimension wraps.
+    """Routes one dimension after another, in the shorter direction if the dimension wraps.
 
     Attributes:
         dims: devices are numbered with the last dimension fastest.
         wrap: per dimension.
-        link: int32 [devices, dims, 2]; towards higher and lower coordinates, -1 where none is.
+        link: int32 [devices, dims, 2]; towards higher and lower coordinates, -1 without a link.
     """
 
     dims: tuple[int, ...]
@@ -116,9 +116,9 @@ class DimensionOrdered:
 
 @dataclass(frozen=True, eq=False)
 class Shortest:
-    """Fewest links; among equal ways each switch chooses by hash. Any directed graph.
+    """Routes with the fewest links in any directed graph; switches choose among equals by hash.
 
-    Distances to a device are found when it is first a destination, and kept.
+    Distances to a device are computed at its first use as destination, and cached.
     """
 
     node_of_device: Int32s
@@ -132,7 +132,7 @@ class Shortest:
 
     @classmethod
     def over(cls, node_of_device: Int32s, src: Int32s, dst: Int32s, nodes: int) -> Shortest:
-        """Over links from `src` to `dst`, int32 [links]."""
+        """Return a router over links from `src` to `dst`, int32 [links]."""
         return cls(node_of_device, *_by_node(src, nodes), dst, *_by_node(dst, nodes), src)
 
     def paths(self, src: Int64s, dst: Int64s, key: Int64s) -> Paths:
@@ -149,40 +149,40 @@ class Shortest:
         node = int(self.node_of_device[src])
         if distance[node] < 0:
             raise ClusterError(
-                f"there is no way from device {src} to device {dst}",
-                remedy="add links that join the two parts, or keep the group inside one part",
+                f"device {src} has no path to device {dst}",
+                remedy="add links between the two parts, or keep the group inside one part",
             )
         path: list[int] = []
         while distance[node] > 0:
             out = self.out_link[self.out_offset[node] : self.out_offset[node + 1]]
             near = out[distance[self.link_dst[out]] == distance[node] - 1]
-            # A new choice at every hop: one hash for all would use few of the paths.
+            # Another choice at every hop: a single one would use few of the paths.
             link = int(near[(choice >> (7 * len(path) % 57)) % near.size])
             path.append(link)
             node = int(self.link_dst[link])
         return path
 
     def _distances(self, dst: int) -> Int32s:
-        known = self._distance.get(dst)
-        if known is None:
-            known = np.full(self.out_offset.size - 1, -1, np.int32)
+        distance = self._distance.get(dst)
+        if distance is None:
+            distance = np.full(self.out_offset.size - 1, -1, np.int32)
             front = [int(self.node_of_device[dst])]
-            known[front[0]] = 0
+            distance[front[0]] = 0
             while front:
                 behind = []
                 for node in front:
                     for link in self.in_link[self.in_offset[node] : self.in_offset[node + 1]]:
                         before = int(self.link_src[link])
-                        if known[before] < 0:
-                            known[before] = known[node] + 1
+                        if distance[before] < 0:
+                            distance[before] = distance[node] + 1
                             behind.append(before)
                 front = behind
-            self._distance[dst] = known
-        return known
+            self._distance[dst] = distance
+        return distance
 
 
 def _by_node(ends: Int32s, nodes: int) -> tuple[Int64s, Int32s]:
-    """The links that have an end at each node: offset int64 [nodes + 1], link int32 [links]."""
+    """Return the links with an end at each node: offset int64 [nodes + 1], link int32 [links]."""
     offset = np.zeros(nodes + 1, np.int64)
     np.cumsum(np.bincount(ends, minlength=nodes), out=offset[1:])
     return offset, np.argsort(ends, kind="stable").astype(np.int32)
@@ -190,7 +190,7 @@ def _by_node(ends: Int32s, nodes: int) -> tuple[Int64s, Int32s]:
 
 @dataclass(frozen=True)
 class Explicit:
-    """Routes somebody wrote down, by (src, dst); all others go as `other` says."""
+    """User-defined routes by (src, dst); `other` provides all others."""
 
     table: Mapping[tuple[int, int], Sequence[int]]
     other: Router
@@ -198,15 +198,15 @@ class Explicit:
     def paths(self, src: Int64s, dst: Int64s, key: Int64s) -> Paths:
         pairs = list(zip(src.tolist(), dst.tolist(), strict=True))
         listed = np.array([pair in self.table for pair in pairs], np.bool_)
-        given = [
+        routes = [
             self.table[pair] for pair, is_listed in zip(pairs, listed, strict=True) if is_listed
         ]
         of_listed: Paths = (
-            np.array([len(path) for path in given], np.int64),
-            np.array([link for path in given for link in path], np.int32),
+            np.array([len(path) for path in routes], np.int64),
+            np.array([link for path in routes for link in path], np.int32),
         )
-        rest = np.flatnonzero(~listed)
+        unlisted = np.flatnonzero(~listed)
         parts = [(np.flatnonzero(listed), of_listed)]
-        if rest.size:
-            parts.append((rest, self.other.paths(src[rest], dst[rest], key[rest])))
+        if unlisted.size:
+            parts.append((unlisted, self.other.paths(src[unlisted], dst[unlisted], key[unlisted])))
         return merge(src.size, parts)

@@ -1,28 +1,28 @@
-"""Communications that were timed: what a cluster's links are fitted to."""
+"""Timed communications, to which a cluster's links are fitted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 COMPUTING = ("alone", "beside")
-"""Kinds of operations that are told by the time of computing."""
+"""Kinds of operations whose computing time is reported."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What to time.
+    """An operation to time.
 
     Attributes:
         kind: ``p2p`` (there and back), ``all_reduce``, ``all_gather``, ``reduce_scatter``,
-            ``2d``: over two rows of ranks; or ``add``: every rank adds up that many bytes, and
-            nothing is sent. Of `COMPUTING` the time of some products of matrices is told, which
-            all ranks compute ``alone``, or ``beside`` all-reduces of that many bytes.
+            ``2d``: over two rows of ranks; or ``add``: every rank sums `nbytes`, and nothing is
+            sent. For `COMPUTING`, the time of some matmuls that all ranks compute, ``alone`` or
+            ``beside`` all-reduces of `nbytes`.
         nbytes: S, as `Collective.nbytes`.
-        ranks: who takes part.
-        repeats: timed, after `warmup` that are not.
-        pause_ns: how long each rank sleeps first, as if it computed; part of the time.
-        in_a_row: how often it is done at a stretch, the time of one being told. A token bucket has
-            saved up before the first and lets its burst pass at once; many show the link's rate.
+        ranks: participating ranks.
+        repeats: number of timed repeats, after `warmup` untimed ones.
+        pause_ns: time that each rank sleeps first, as if it computed; part of the duration.
+        in_a_row: number of consecutive runs, whose mean is reported. A token bucket that has
+            filled up lets a first burst pass immediately; many runs show the link's rate.
     """
 
     kind: str
@@ -36,12 +36,12 @@ class Operation:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was timed, and how long it took.
+    """A timed operation with its duration.
 
     Attributes:
         duration_ns: median over repeats of the slowest rank's time; one way for ``p2p``.
         repeats_ns: every repeat.
-        began_ns: when each began, by the clock that all processes of a machine share.
+        began_ns: start of each, by the clock that all processes of a machine share.
     """
 
     operation: Operation

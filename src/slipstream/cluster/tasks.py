@@ -1,4 +1,4 @@
-"""Work for a cluster to do: computations, communications, waits, and what waits for what."""
+"""Work for a cluster: computations, communications, waits, and their dependencies."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Task:
     """One of `Tasks`.
 
     Attributes:
-        name: for people.
+        name: name for display.
         after: numbers of the tasks it waits for.
-        duration_ns: of a computation or a wait.
-        rank: who computes; None for a wait or a communication.
-        collective: what is communicated.
-        priority: among the computations of one device; smaller goes first.
+        duration_ns: duration of a computation or a wait.
+        rank: rank that computes; None for a wait or a communication.
+        collective: the communication.
+        priority: priority among the computations of one device; smaller goes first.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Task:
 
 @dataclass
 class Tasks:
-    """One iteration of a job. Each method adds a task and gives its number.
+    """One iteration of a job. Each method adds a task and returns its number.
 
-    Ranks, and groups of collectives, count within the job; its placement says which devices they
-    are. A device computes one task at a time, in order of priority, then of when they are ready.
+    Ranks, and groups of collectives, count within the job; its placement maps them to devices. A
+    device computes one task at a time, in order of priority, then of readiness.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -51,10 +51,10 @@ class Tasks:
         name: str = "compute",
         priority: int = 0,
     ) -> int:
-        """The device of `rank` is busy for so long.
+        """Add a computation of this duration on the device of `rank`.
 
         Raises:
-            InvalidArgumentError: a duration that is negative, infinite or not a number.
+            InvalidArgumentError: the duration is negative, infinite or not a number.
         """
         self._check(name, duration_ns, rank)
         return self._add(Task(name, tuple(after), duration_ns, rank, priority=priority))
@@ -62,19 +62,19 @@ class Tasks:
     def communicate(
         self, collective: Collective, after: Sequence[int] = (), *, name: str = ""
     ) -> int:
-        """The ranks of its group exchange data, once all of `after` are done."""
+        """Add a communication of the collective's group, after all of `after`."""
         label = name or collective.kind
         return self._add(Task(label, tuple(after), collective=collective))
 
     def wait(self, duration_ns: float, after: Sequence[int] = (), *, name: str = "wait") -> int:
-        """Time passes; nobody is busy."""
+        """Add a time in which no device is busy."""
         self._check(name, duration_ns, 0)
         return self._add(Task(name, tuple(after), duration_ns))
 
     def depend(self, task: int, on: int) -> None:
-        """`task` also waits for `on`."""
-        known = self.tasks[task]
-        self.tasks[task] = replace(known, after=(*known.after, on))
+        """Let `task` also wait for `on`."""
+        waiting = self.tasks[task]
+        self.tasks[task] = replace(waiting, after=(*waiting.after, on))
 
     def _add(self, task: Task) -> int:
         self.tasks.append(task)
@@ -84,7 +84,7 @@ class Tasks:
         place = f"task {len(self.tasks)} ({name})"
         if not (math.isfinite(duration_ns) and duration_ns >= 0.0):
             raise InvalidArgumentError(
-                "duration_ns", f"{place} has {duration_ns} ns, must be finite and at least 0"
+                "duration_ns", f"{place} has {duration_ns} ns, but it must be finite and at least 0"
             )
         if rank < 0:
             raise InvalidArgumentError("rank", f"{place} has rank {rank}")
@@ -95,13 +95,13 @@ class Job:
     """Tasks, repeated, on some devices.
 
     Attributes:
-        tasks: of one iteration; the next begins when all of it are done.
-        iterations: how often.
-        placement: which devices the ranks are, row after row; None: rank i is device i.
-        arrival_ns: when it begins.
-        priority: added to that of its communications and computations.
-        weight: multiplies that of its communications.
-        name: for people.
+        tasks: tasks of one iteration; the next begins when all are done.
+        iterations: number of iterations.
+        placement: devices of the ranks, row after row; None: rank i is device i.
+        arrival_ns: start time.
+        priority: added to the priority of its communications and computations.
+        weight: factor of the weight of its communications.
+        name: name for display.
     """
 
     tasks: Tasks

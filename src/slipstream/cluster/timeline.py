@@ -1,4 +1,4 @@
-"""Jobs run on a cluster: what happened when, on which link, and what held it up."""
+"""Simulation of jobs on a cluster: times, link loads and bottlenecks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slipstream.provenance import Provenance
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """A link, and of the time that transfers were under way, the share that it held them up."""
+    """A link, and its share of the time for which transfers were limited by links."""
 
     link: int
     name: str
@@ -35,13 +35,12 @@ class Bottleneck:
 class Timeline:
     """The result of `simulate`. Times are nanoseconds.
 
-    Fluid transfers have no queues: what they take says nothing about the tail of latencies.
+    Fluid transfers have no queues: their durations do not show the tail of latencies.
 
     Attributes:
-        cluster, jobs: what was simulated.
-        schedule: of the engine, for those who want every transfer.
-        makespan_ns: when the last task ended.
-        provenance: `simulated`.
+        cluster, jobs: the simulated cluster and jobs.
+        schedule: schedule of the engine, with every transfer.
+        makespan_ns: end of the last task.
     """
 
     cluster: Cluster
@@ -55,10 +54,10 @@ class Timeline:
         return self.schedule.makespan_ns
 
     def job(self, number: int) -> JobTimeline:
-        """What became of one job.
+        """Return the timeline of one job.
 
         Raises:
-            InvalidArgumentError: no such job.
+            InvalidArgumentError: there is no such job.
         """
         if not 0 <= number < len(self.jobs):
             raise InvalidArgumentError("job", f"{number} is not a job; there are {len(self.jobs)}")
@@ -66,7 +65,7 @@ class Timeline:
 
     @functools.cached_property
     def link_bytes(self) -> Float64s:
-        """float64 [links]; what each carried."""
+        """Bytes that each link carried, float64 [links]."""
         flows = self.schedule.program.flows
         assert flows is not None
         carried = np.repeat(self._lowered.nbytes, np.diff(flows.path_offset))
@@ -75,27 +74,27 @@ class Timeline:
 
     @property
     def queues(self) -> QueueCounts | None:
-        """Where transfers travelled as packets: per link the most bytes that waited, packets
-        dropped and marked; per transfer of the engine, packets sent again. Else None."""
+        """Counts of packets: per link the maximum waiting bytes, drops and marks; per transfer of
+        the engine, retransmissions. None for fluids."""
         return self.schedule.queues
 
     def link_utilisation(self) -> Float64s:
-        """float64 [links]; of each link's capacity, the share that was used up to the end."""
+        """Return the used share of each link's capacity until the end, float64 [links]."""
         able = self.cluster.topology.capacity * (self.makespan_ns / 1e9)
         return np.divide(self.link_bytes, able, out=np.zeros(able.size), where=able > 0.0)
 
     @functools.cached_property
     def device_busy_ns(self) -> Float64s:
-        """float64 [devices]; how long each computed."""
+        """Time that each device computed, float64 [devices]."""
         busy = np.zeros(self.cluster.devices)
         busy[self._lowered.lane_device] = self.schedule.lane_busy_ns[1:]
         return busy
 
     def bottlenecks(self, job: int | None = None) -> list[Bottleneck]:
-        """What held up the transfers (of one job), the worst first.
+        """Return the links that limited the transfers (of one job), the worst first.
 
         Raises:
-            InvalidArgumentError: it was simulated without ``explain=True``.
+            InvalidArgumentError: the simulation ran without ``explain=True``.
         """
         held = self._held_up(None if job is None else self.job(job).layout)
         total = float(held.sum())
@@ -109,7 +108,9 @@ class Timeline:
     def _held_up(self, layout: Layout | None) -> Float64s:
         changes = self.schedule.rate_changes
         if changes is None:
-            raise InvalidArgumentError("explain", "was not asked for", remedy="explain=True")
+            raise InvalidArgumentError(
+                "explain", "was False in the simulation", remedy="pass explain=True"
+            )
         order = np.argsort(changes.instance, kind="stable")
         instance, since = changes.instance[order], changes.time_ns[order]
         until = np.append(since[1:], 0.0)
@@ -124,19 +125,19 @@ class Timeline:
         return np.asarray(held, np.float64)
 
     def to_bytes(self) -> bytes:
-        """Every start and end: equal for equal simulations."""
+        """Return every start and end as bytes, equal for equal simulations."""
         return self.schedule.start_ns.tobytes() + self.schedule.end_ns.tobytes()
 
     def to_perfetto(self, path: str | Path, *, links: int = 20) -> None:
-        """For ui.perfetto.dev: devices and communications as tracks, the busiest links as counters.
+        """Write a trace for ui.perfetto.dev: devices and communications, and the busiest links.
 
         Args:
-            links: of how many links to draw the rate, where `explain` was asked for.
+            links: number of links whose rate is drawn, if the simulation had `explain`.
         """
         events = [*self._task_events(), *self._link_events(links)]
         target = Path(path)
-        with replacing(target) as beside:
-            beside.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": events}))
+        with replacing(target) as temporary:
+            temporary.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": events}))
 
     def _task_events(self) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "devices"}}
@@ -168,15 +169,15 @@ class Timeline:
         drawn = {link: 0.0 for link in busiest if self.link_bytes[link] > 0.0}
         ends = self.schedule.end_ns.reshape(-1)
         instances = np.unique(changes.instance)
-        # At one time, what ends makes room first.
+        # At equal times, ends come first, since they free capacity.
         time = np.concatenate([ends[instances], changes.time_ns])
         rate = np.concatenate([np.zeros(instances.size), changes.rate])
         who = np.concatenate([instances, changes.instance])
-        known: dict[int, float] = {}
+        rates: dict[int, float] = {}
         for n in np.argsort(time, kind="stable").tolist():
             task = int(who[n]) % self.schedule.program.tasks
-            step = float(rate[n]) - known.get(int(who[n]), 0.0)
-            known[int(who[n])] = float(rate[n])
+            step = float(rate[n]) - rates.get(int(who[n]), 0.0)
+            rates[int(who[n])] = float(rate[n])
             for link in flows.path_link[flows.path_offset[task] : flows.path_offset[task + 1]]:
                 if int(link) not in drawn:
                     continue
@@ -189,7 +190,7 @@ class Timeline:
 
 
 class JobTimeline:
-    """What became of one job.
+    """Times of one job.
 
     Attributes:
         iteration_start_ns, iteration_end_ns: float64 [iterations].
@@ -204,22 +205,22 @@ class JobTimeline:
 
     @property
     def iteration_ns(self) -> Float64s:
-        """float64 [iterations]; how long each took."""
+        """Duration of each iteration, float64 [iterations]."""
         return self.iteration_end_ns - self.iteration_start_ns
 
     def task_ns(self, task: int) -> tuple[Float64s, Float64s]:
-        """When a task began and ended, in every iteration; both float64 [iterations]."""
+        """Return start and end of a task in every iteration; both float64 [iterations]."""
         begin, end = int(self.layout.begin[task]), int(self.layout.end[task])
         # A communication begins and ends with tasks that take no time.
         return self._times(begin)[0], self._times(end)[1]
 
     def exposed_ns(self, task: int) -> Float64s:
-        """float64 [iterations]; of a communication, the time in which no device of the job
-        computes."""
+        """Return the time of a communication in which no device of the job computes, float64
+        [iterations]."""
         job = self._timeline.jobs[self.number]
         start, end = self.task_ns(task)
         computed = [
-            self.task_ns(t) for t, one in enumerate(job.tasks.tasks) if one.rank is not None
+            self.task_ns(t) for t, task_ in enumerate(job.tasks.tasks) if task_.rank is not None
         ]
         exposed = np.zeros(start.size)
         for k in range(start.size):
@@ -245,37 +246,39 @@ def simulate(
     queues: Queues | None = None,
     explain: bool = False,
 ) -> Timeline:
-    """What happens when these jobs share the cluster.
+    """Simulate jobs that share the cluster.
 
-    A collective is its algorithm's transfers with a barrier a phase. Every transfer is a fluid:
-    all that are under way share the links max-min fairly, by weight, the more urgent first. With
+    A collective is its algorithm's transfers with a barrier per phase. Every transfer is a fluid:
+    all in progress share the links max-min fairly, by weight, the more urgent first. With
     ``fidelity="packet"`` it travels as packets that wait in queues, are dropped or marked there,
-    and are sent by windows: for incast, congestion and the tail of short transfers, which fluids
-    do not have, on small clusters (a packet and link cost about 0.15 microseconds).
+    and are sent by windows. This models incast, congestion and the tail of short transfers, which
+    fluids lack, on small clusters (a packet costs about 0.15 microseconds per link).
 
     Args:
-        fidelity: of transfers.
-        queues: for packets; by default `Queues()`.
-        explain: keep what held every transfer up, for `Timeline.bottlenecks` and the rates of
-            links in `Timeline.to_perfetto`. Of fluids only.
+        fidelity: model of transfers.
+        queues: queues for packets; by default `Queues()`.
+        explain: whether to record what limited every transfer, for `Timeline.bottlenecks` and the
+            rates of links in `Timeline.to_perfetto`. Only for fluids.
 
     Raises:
-        InvalidArgumentError: a rank, group, dependency or number that is not allowed; weights or
-            `explain` with packets.
-        ClusterError: devices that are not joined, or only by a link without capacity.
-        GraphError: tasks that wait for each other.
+        InvalidArgumentError: a rank, group, dependency or number is not allowed; or weights or
+            `explain` are used with packets.
+        ClusterError: devices are not connected, or only by a link without capacity.
+        GraphError: tasks wait for each other.
     """
     if fidelity not in ("fluid", "packet"):
         raise InvalidArgumentError("fidelity", f"'{fidelity}' is not fluid or packet")
     packets = fidelity == "packet"
     if packets and explain:
         raise InvalidArgumentError(
-            "explain", "is asked of packets, which have no one link that holds them up",
-            remedy="fidelity='fluid', or Timeline.queues",
+            "explain", "is not available for packets, which no single link limits",
+            remedy="use fidelity='fluid', or Timeline.queues",
         )  # fmt: skip
     if queues is not None and not packets:
-        raise InvalidArgumentError("queues", "are given for fluids", remedy="fidelity='packet'")
-    given = [jobs] if isinstance(jobs, Job) else list(jobs)
-    lowered = lower(cluster, given, (queues or Queues()) if packets else None)
+        raise InvalidArgumentError(
+            "queues", "have no effect on fluids", remedy="pass fidelity='packet'"
+        )
+    job_list = [jobs] if isinstance(jobs, Job) else list(jobs)
+    lowered = lower(cluster, job_list, (queues or Queues()) if packets else None)
     schedule = lowered.program.compile().simulate(rate_changes=explain)
-    return Timeline(cluster, tuple(given), schedule, lowered)
+    return Timeline(cluster, tuple(job_list), schedule, lowered)

@@ -1,4 +1,4 @@
-"""Nodes, directed links, and how transfers are routed over them."""
+"""Nodes, directed links, and routes over them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class NodeKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class LinkKind:
-    """What links of one sort have in common.
+    """Common properties of links of one kind.
 
     Attributes:
         name: ``"nvlink"``, ``"100gbe"``.
-        bytes_per_s: of one direction, usable payload.
-        latency_ns: from one end to the other, for the first byte.
+        bytes_per_s: usable payload bandwidth of one direction.
+        latency_ns: time from one end to the other, for the first byte.
     """
 
     name: str
@@ -50,7 +50,7 @@ class LinkKind:
         provenance: Provenance = Provenance.USER,
         source: str = "",
     ) -> LinkKind:
-        """With both numbers from one source."""
+        """Return a kind with both numbers from one source."""
         return cls(
             name,
             Quantity(bytes_per_s, provenance, source),
@@ -60,12 +60,12 @@ class LinkKind:
 
 @dataclass(frozen=True)
 class Aggregator:
-    """What a switch needs to add up what ranks send through it.
+    """Resources of a switch that sums data from ranks.
 
     Attributes:
-        slots: sums that are under way at once.
-        slot_bytes: of one, sent whole.
-        bytes_per_s: at which it makes sums, whatever the number of ranks.
+        slots: number of sums in progress.
+        slot_bytes: size of a slot, which is sent whole.
+        bytes_per_s: rate of summation, whatever the number of ranks.
     """
 
     slots: int
@@ -77,7 +77,9 @@ class Aggregator:
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise InvalidArgumentError(
-                    f"aggregator.{name}", f"{value} is not positive", remedy="such as 1024"
+                    f"aggregator.{name}",
+                    f"{value} is not positive",
+                    remedy="pass a number such as 1024",
                 )
 
 
@@ -105,23 +107,23 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """A network. Devices have numbers of their own, 0 to `devices` - 1, apart from nodes.
+    """A network. Devices are numbered from 0 to `devices` - 1, independently of nodes.
 
-    Made by the functions of `slipstream.cluster.generators`; see there.
+    Made by the functions of `slipstream.cluster.generators`.
 
     Attributes:
-        generator, settings: what made it, for saving.
+        generator, settings: its generator and arguments, for saving.
         node_kind: uint8 [nodes] of `NodeKind`.
         node_of_device: int32 [devices].
-        host_of_device: int32 [devices]; which machine it sits in.
+        host_of_device: int32 [devices]; the machine of each device.
         link_src, link_dst: int32 [links], nodes.
         capacity: float64 [links], bytes per second of this direction.
         latency_ns: float64 [links].
         link_kind: uint8 [links], into `link_kinds`.
         router: finds paths.
-        direct: devices are wired to each other, without switches between (a torus).
-        node_names: [nodes], where nodes have names.
-        aggregator: of the switches that add up; each has a link to itself, at that rate.
+        direct: whether devices are connected without switches (a torus).
+        node_names: [nodes]; None without names.
+        aggregator: properties of aggregating switches, which have links to themselves of that rate.
     """
 
     generator: str
@@ -157,7 +159,7 @@ class Topology:
         return int(self.host_of_device.max()) + 1
 
     def node_name(self, node: int) -> str:
-        """``device 3``, ``switch 0``, or the name it was given."""
+        """Return ``device 3``, ``switch 0``, or the node's given name."""
         if self.node_names is not None:
             return self.node_names[node]
         kind = NodeKind(int(self.node_kind[node]))
@@ -167,7 +169,7 @@ class Topology:
         return f"{kind.name.lower()} {node - first}"
 
     def link_name(self, link: int) -> str:
-        """``device 3 -> switch 0``."""
+        """Return ``device 3 -> switch 0``."""
         src, dst = int(self.link_src[link]), int(self.link_dst[link])
         return f"{self.node_name(src)} -> {self.node_name(dst)}"
 
@@ -193,18 +195,18 @@ class Topology:
         dst: npt.ArrayLike,
         key: npt.ArrayLike | None = None,
     ) -> Paths:
-        """The links between pairs of devices; none from a device to itself.
+        """Return the links between pairs of devices; none from a device to itself.
 
         Args:
             src, dst: int [pairs].
-            key: int [pairs]; tells flows of one pair apart where several paths are equal.
+            key: int [pairs]; distinguishes flows of one pair if several paths are equal.
 
         Returns:
-            How many links each path has, int64 [pairs], and all of them in order, int32.
+            The number of links of each path, int64 [pairs], and all links in order, int32.
 
         Raises:
-            InvalidArgumentError: a device that is not there.
-            ClusterError: two devices that nothing joins.
+            InvalidArgumentError: a device does not exist.
+            ClusterError: two devices are not connected.
         """
         source, target = np.asarray(src, np.int64), np.asarray(dst, np.int64)
         for name, values in (("src", source), ("dst", target)):
@@ -212,25 +214,27 @@ class Topology:
             if wrong.size:
                 _in_range(name, int(values[wrong[0]]), self.devices, "device")
         keys = np.zeros(source.size, np.int64) if key is None else np.asarray(key, np.int64)
-        apart = np.flatnonzero(source != target)
-        if apart.size == source.size:
+        distinct = np.flatnonzero(source != target)
+        if distinct.size == source.size:
             return self.router.paths(source, target, keys)
         counts = np.zeros(source.size, np.int64)
-        if apart.size == 0:
+        if distinct.size == 0:
             return counts, np.empty(0, np.int32)
-        counts[apart], links = self.router.paths(source[apart], target[apart], keys[apart])
+        counts[distinct], links = self.router.paths(
+            source[distinct], target[distinct], keys[distinct]
+        )
         return counts, links
 
     def route(self, src: int, dst: int, key: int = 0) -> list[int]:
-        """One path: link numbers in order."""
+        """Return the link numbers of one path, in order."""
         links: list[int] = self.paths([src], [dst], [key])[1].tolist()
         return links
 
     def with_routes(self, table: Mapping[tuple[int, int], Sequence[int]]) -> Topology:
-        """A copy in which some pairs of devices take the links that `table` says.
+        """Return a copy with the routes of `table` for some pairs of devices.
 
         Raises:
-            ClusterError: links that do not lead from one device to the other.
+            ClusterError: links do not lead from one device to the other.
         """
         for (src, dst), path in table.items():
             _in_range("device", src, self.devices)
@@ -258,25 +262,25 @@ class Topology:
     def with_aggregators(
         self, aggregator: Aggregator, switches: Sequence[int] | None = None
     ) -> Topology:
-        """A copy in which switches add up (``algo="in_network"``).
+        """Return a copy with aggregating switches (``algo="in_network"``).
 
-        Adding is a link from the switch to itself, so that all who use it share its rate.
+        Aggregation is a link from the switch to itself, whose rate all its users share.
 
         Args:
             switches: numbers of nodes; by default every switch.
 
         Raises:
-            InvalidArgumentError: a node that is not a switch, or a network that has none.
+            InvalidArgumentError: a node is not a switch, or the network has none.
         """
         nodes = np.flatnonzero(self.node_kind == NodeKind.SWITCH)
         if self.aggregator is not None:
-            raise InvalidArgumentError("aggregator", "is given to a network that has one")
+            raise InvalidArgumentError("aggregator", "is already set for this network")
         for node in switches or ():
             if node not in nodes:
                 raise InvalidArgumentError("switches", f"{node} is not the number of a switch")
         chosen = np.array(nodes if switches is None else sorted(set(switches)), np.int32)
         if chosen.size == 0:
-            raise InvalidArgumentError("switches", f"a {self.generator} network has none to add up")
+            raise InvalidArgumentError("switches", f"a {self.generator} network has no switches")
         kind = LinkKind.of("aggregator", aggregator.bytes_per_s)
         table = {"switches": chosen.tolist(), **asdict(aggregator)}
         return replace(
@@ -294,7 +298,7 @@ class Topology:
         )
 
     def with_capacity(self, link: int, bytes_per_s: float) -> Topology:
-        """A copy in which one link has another capacity: 0 for one that is broken."""
+        """Return a copy in which one link has another capacity: 0 for a broken one."""
         _in_range("link", link, self.links)
         if not (np.isfinite(bytes_per_s) and bytes_per_s >= 0.0):
             raise InvalidArgumentError("bytes_per_s", f"{bytes_per_s} is not a capacity")
