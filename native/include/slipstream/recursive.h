@@ -16,7 +16,9 @@ extern "C" {
 enum slipstream_linearize_status {
   SLIPSTREAM_LINEARIZE_CYCLE = 16,
   SLIPSTREAM_LINEARIZE_RANGE = 17, /* a child is no node */
-  SLIPSTREAM_LINEARIZE_ARITY = 18  /* more children than slots, or offsets that decrease */
+  SLIPSTREAM_LINEARIZE_ARITY = 18, /* more children than slots, or offsets that decrease */
+  SLIPSTREAM_READ_UNKNOWN = 19,    /* a node that the code does not know */
+  SLIPSTREAM_READ_ERROR = 20       /* Python raised an exception, which is set */
 };
 
 struct slipstream_linearization {
@@ -36,6 +38,53 @@ struct slipstream_linearization {
 };
 
 SLIPSTREAM_API int32_t slipstream_linearize(struct slipstream_linearization *args);
+
+/* Reading structures from Python objects, breadth first. The functions are those of Python's stable
+ * C API, as the caller has them; the caller holds the interpreter's lock. */
+struct slipstream_python {
+  void *(*get_attr)(void *, void *), *(*get_item)(void *, int64_t), *(*call)(void *);
+  void *(*type_of)(void *);
+  int64_t (*size)(void *);
+  long (*as_long)(void *);
+  void *(*list_new)(int64_t);
+  int (*list_append)(void *, void *);
+  void (*release)(void *);
+  void *(*error)(void);
+  void (*clear)(void);
+  void *none, *yes, *no, *integer;
+};
+
+enum slipstream_read_access {
+  SLIPSTREAM_READ_SELF = 0, SLIPSTREAM_READ_ATTR = 1, SLIPSTREAM_READ_ITEM = 2,
+  SLIPSTREAM_READ_CALL = 3
+};
+enum slipstream_read_test {
+  SLIPSTREAM_TEST_OBJECT = 0, /* is keys[a] */
+  SLIPSTREAM_TEST_VALUE = 1,  /* is the integer a */
+  SLIPSTREAM_TEST_TYPE = 2,   /* is of type keys[a], of size b unless that is -1 */
+  SLIPSTREAM_TEST_INTEGER = 3 /* is an integer */
+};
+
+/* The code is a tree. At a place: the access, register of the parent, key, register of the result,
+ * number of tests; then, for each test: its kind, a, b, and the place to go to; or, if the access is
+ * negative: -1, kind of node, register of the word or -1, number of children, their registers. */
+struct slipstream_read_args {
+  const struct slipstream_python *python;
+  const int32_t *code;
+  void *const *keys;
+  void *const *roots;
+  int64_t root_count;
+  /* out */
+  void *nodes;          /* a list; owned by the caller */
+  int64_t count, edges;
+  void *handle;         /* for slipstream_read_take, which frees it */
+  int64_t bad_node;     /* a node that the code does not know */
+};
+
+SLIPSTREAM_API int32_t slipstream_read(struct slipstream_read_args *args);
+/* Copies what was read: kind and word [count], offset [count + 1], child [edges], roots. */
+SLIPSTREAM_API void slipstream_read_take(void *handle, int32_t *kind, int32_t *word,
+                                         int64_t *offset, int32_t *child, int32_t *roots);
 
 #ifdef __cplusplus
 }

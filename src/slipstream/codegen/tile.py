@@ -33,10 +33,9 @@ struct pair16 { u32 bits; };
 
 // sum[r][g] += sum over k < depth of x[r][k] panel[k][g]; a panel is aligned to its vectors.
 template <int R, int G>
-INLINE void multiply(vec (&sum)[R][G], const real* const* x, i64 from, const real* panel,
-                     i64 depth) {
+INLINE void multiply(vec (&sum)[R][G], const real* const* x, const real* panel, i64 depth) {
   const real* row[R];
-  for (int r = 0; r < R; ++r) row[r] = x[r] + from;
+  for (int r = 0; r < R; ++r) row[r] = x[r];
   const vec* w = reinterpret_cast<const vec*>(panel);
   for (i64 k = 0; k < depth; ++k, w += G) {
     vec weight[G];
@@ -52,10 +51,9 @@ INLINE void multiply(vec (&sum)[R][G], const real* const* x, i64 from, const rea
 }
 
 template <int R, int G>
-INLINE void multiply(vec (&sum)[R][G], const real* const* x, i64 from, const pair16* panel,
-                     i64 depth) {
+INLINE void multiply(vec (&sum)[R][G], const real* const* x, const pair16* panel, i64 depth) {
   const real* row[R];
-  for (int r = 0; r < R; ++r) row[r] = x[r] + from;
+  for (int r = 0; r < R; ++r) row[r] = x[r];
   const bits_vec* w = reinterpret_cast<const bits_vec*>(panel);
   for (i64 k = 0; k < depth; k += 2, w += G) {
     vec first[G], second[G];

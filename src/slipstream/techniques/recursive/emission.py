@@ -27,7 +27,7 @@ class Panel:
 
     Attributes:
         constant: its number; `columns_first` as of `Product`.
-        ranges: first k and number of k of each input.
+        first, depth: the range of k.
         offsets: first column of each gate.
         columns: of each gate.
         width: columns of a tile.
@@ -35,7 +35,8 @@ class Panel:
 
     constant: int
     columns_first: bool
-    ranges: tuple[tuple[int, int], ...]
+    first: int
+    depth: int
     offsets: tuple[int, ...]
     columns: int
     width: int
@@ -406,20 +407,10 @@ class _Writer:
         for at, (products, offsets) in enumerate(groups):
             per, gates = len(products), len(offsets)
             vectors = gates * shape.blocks
-            ranges = tuple((first, length) for _, first, length in products[0].inputs)
-            panel = Panel(
-                products[0].weight, products[0].columns_first, ranges, offsets, unit.length, width
-            )
-            depth = sum(length + length % 2 * self._half for _, length in ranges)
+            ranges = [(first, length) for _, first, length in products[0].inputs]
             kind = "pair16" if self._half else "real"
-            stride = depth * gates * width // (2 if self._half else 1)
-            pointer = self._pointer(kind, "panel", panel)
-            blocks = -(-unit.length // width)
-            self._bytes += blocks * depth * gates * width * (2 if self._half else self._item)
-            self._flops += 2 * per * depth * gates * unit.length
             yield f"  alignas(64) real a{at}[R * {per * gates * width}];\n  {{\n"
             yield f"    vec sum[R * {per}][{vectors}] = {{}};\n"
-            yield f"    const {kind}* panel = {pointer} + block * {stride};\n"
             for number, (first, length) in enumerate(ranges):
                 yield f"    {{\n      const real* x[R * {per}];\n"
                 offset = []
@@ -429,12 +420,19 @@ class _Writer:
                     base = self._base(load, "(row + r)")
                     yield f"        x[r * {per} + {place}] = {base} + {load.index.offset};\n"
                     offset.append(load.index.offset)
-                step = (length + length % 2 * self._half) * gates * width
-                step //= 2 if self._half else 1
+                panel = Panel(
+                    products[0].weight, products[0].columns_first, first, length, offsets,
+                    unit.length, width,
+                )  # fmt: skip
+                stride = (length + length % 2 * self._half) * gates * width
+                self._bytes += -(-unit.length // width) * stride * (2 if self._half else self._item)
+                self._flops += 2 * per * length * gates * unit.length
+                stride //= 2 if self._half else 1
+                pointer = self._pointer(kind, "panel", panel)
                 yield (
                     "      }\n"
-                    f"      multiply<R * {per}, {vectors}>(sum, x, 0, panel, {length});\n"
-                    f"      panel += {step};\n    }}\n"
+                    f"      multiply<R * {per}, {vectors}>(\n"
+                    f"          sum, x, {pointer} + block * {stride}, {length});\n    }}\n"
                 )
             yield (f"    __builtin_memcpy(a{at}, sum, sizeof a{at});\n  }}\n")
             for place, product in enumerate(products):

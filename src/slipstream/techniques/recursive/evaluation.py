@@ -24,6 +24,12 @@ class Weights:
         self._names: dict[int, str] = {}
         self._tensors: dict[int, torch.Tensor] = {}
 
+    def add(self, shape: Shape) -> None:
+        """Find the names of all tensors of a trace."""
+        for node in shape.module.graph.nodes:
+            if node.op == "get_attr":
+                self.name(getattr(shape.module, str(node.target)))
+
     def name(self, tensor: torch.Tensor) -> str | None:
         """Return the qualified name of a tensor that was seen while tracing; None for others."""
         if id(tensor) not in self._names:
@@ -35,11 +41,16 @@ class Weights:
         return self._names.get(id(tensor))
 
     def current(self) -> dict[str, torch.Tensor]:
-        """Return all parameters and buffers by name."""
-        return {
-            **dict(self._model.named_parameters(remove_duplicate=False)),
-            **dict(self._model.named_buffers(remove_duplicate=False)),
-        }
+        """Return the present parameters and buffers that were seen, by name."""
+        found = {}
+        for name in self._names.values():
+            owner: Any = self._model
+            *path, last = name.split(".")
+            for part in path:
+                owner = owner._modules[part]
+            tensor = owner._parameters.get(last)
+            found[name] = owner._buffers[last] if tensor is None else tensor
+        return found
 
     def used(self) -> list[str]:
         """Return the names of those that were seen."""

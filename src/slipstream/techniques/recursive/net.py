@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from slipstream.codegen import load
-from slipstream.codegen.tile import aligned, pack
+from slipstream.codegen.tile import pack
 from slipstream.errors import InvalidArgumentError
 from slipstream.native.family import structure
 from slipstream.techniques.recursive.emission import Kernel, Panel, emit
@@ -23,6 +24,7 @@ from slipstream.techniques.recursive.evaluation import (
     word_table,
 )
 from slipstream.techniques.recursive.lowering import Constants, Lowered, lower
+from slipstream.techniques.recursive.native_reading import native_reader
 from slipstream.techniques.recursive.reading import UnknownShapeError, one_word, reader
 from slipstream.techniques.recursive.stages import (
     leaf_products,
@@ -76,15 +78,19 @@ class RecursiveOutput:
 
     Attributes:
         states: of each state, [nodes, ...], in the order of the linearization.
-        roots: of each state, [trees, ...].
         index: int32 [nodes], row of each node, by its number in the structures.
         linearized: the structures and their order.
     """
 
     states: tuple[torch.Tensor, ...]
-    roots: tuple[torch.Tensor, ...]
     index: Int32s
     linearized: Linearized
+
+    @cached_property
+    def roots(self) -> tuple[torch.Tensor, ...]:
+        """Of each state, [trees, ...]."""
+        numbers = torch.from_numpy(self.linearized.roots)
+        return tuple(state.index_select(0, numbers) for state in self.states)
 
     def of(self, node: int | Any) -> tuple[torch.Tensor, ...]:
         """Return the states of a node, given by number or, if objects were passed, by object.
@@ -132,6 +138,23 @@ def compile(
     net = RecursiveNet(model, method, weights is not None, workers, passes)
     net.linearize(list(example))
     return net
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Properties of the kinds seen so far.
+
+    Attributes:
+        leaf: the only kind without children, if words of a vocabulary are its input.
+        sizes: of the vocabulary, by kind; None if the kind's input is not one word.
+        tabled: uint8 [kinds + 1], whether a kind's states depend on its word alone.
+        mask_slots: number of children for which nodes with leaves there are separate.
+    """
+
+    leaf: int | None
+    sizes: tuple[int | None, ...]
+    tabled: np.ndarray[Any, np.dtype[np.uint8]]
+    mask_slots: int
 
 
 @dataclass
@@ -189,21 +212,28 @@ class RecursiveNet:
         if isinstance(structures, Linearized):
             return structures
         if not isinstance(structures, Structures):
-            roots = list(structures)
-            while True:
-                if self._reader is None:
-                    self._reader = reader(self._shapes)
-                try:
-                    structures = self._reader(roots)
-                    break
-                except UnknownShapeError as unknown:
-                    self._add(unknown.node)
+            structures = self._read(list(structures))
         assert isinstance(structures, Structures)
         if structures.kind is None:
             structures = self._with_kinds(structures)
-        masks = MASK_SLOTS if self._uses_masks() else 0
-        tabled = [kind.tabled for kind in self._kinds] or [True]
-        return linearize(structures, tabled, mask_slots=masks)
+        return linearize(structures, self._facts.tabled, mask_slots=self._facts.mask_slots)
+
+    def _read(self, roots: list[Any]) -> Structures:
+        previous: Any = None
+        while True:
+            if self._reader is None:
+                self._reader = native_reader(self._shapes) or reader(self._shapes)
+            try:
+                read: Structures = self._reader(roots)
+                return read
+            except UnknownShapeError as unknown:
+                node = unknown.node
+            if node is previous:
+                # Traced just now: compiled code is stricter, for example about subclasses of int.
+                self._reader = reader(self._shapes)
+            else:
+                self._add(node)
+            previous = node
 
     def _with_kinds(self, structures: Structures) -> Structures:
         by_arity = np.full(max([k.arity for k in self._kinds], default=0) + 1, -1, np.int32)
@@ -234,31 +264,31 @@ class RecursiveNet:
                 remedy="read words as integers, and limit the number of children",
             )
         self._shapes.append(self._tracer.trace(node))
+        self._weights.add(self._shapes[-1])
         self._kinds.append(lower(self._shapes[-1], self._tracer.states, self._constants))
         self._reader = self._generated = self._packed = None
+        vars(self).pop("_facts", None)
 
-    def _uses_masks(self) -> bool:
-        """Whether products of leaf children's states are looked up."""
-        return self.passes.hoist and self.passes.specialize and self._leaf_kind() is not None
-
-    def _leaf_kind(self) -> int | None:
-        """Return the only kind without children, if its states are tabled by a vocabulary."""
+    @cached_property
+    def _facts(self) -> _Facts:
+        sizes = tuple(vocabulary(kind, self._weights) for kind in self._kinds)
         leaves = [number for number, kind in enumerate(self._kinds) if kind.tabled]
-        if len(leaves) != 1 or vocabulary(self._kinds[leaves[0]], self._weights) is None:
-            return None
-        return leaves[0]
+        leaf = leaves[0] if len(leaves) == 1 and sizes[leaves[0]] is not None else None
+        tabled = np.array([*(kind.tabled for kind in self._kinds), 0], np.uint8)
+        looked_up = self.passes.hoist and self.passes.specialize and leaf is not None
+        return _Facts(leaf, sizes, tabled, MASK_SLOTS if looked_up else 0)
 
     # Code.
 
     def _generate(self) -> _Generated:
-        masks = 1 << MASK_SLOTS if self._uses_masks() else 1
+        masks = 1 << self._facts.mask_slots
         variants, kind_of, leaf_widths, lowered = {}, {}, {}, {}
         for number, kind in enumerate(self._kinds):
             of_leaves = leaf_products(kind)
             children = {child for child, *_ in of_leaves}
             for child, product, _, first, _ in of_leaves:
                 leaf_widths[number, f"{product.name}of{child}at{first}"] = product.columns
-            count = masks if 0 < kind.arity <= MASK_SLOTS else 1
+            count = masks if 0 < kind.arity <= self._facts.mask_slots else 1
             for mask in range(count):
                 useful = sum(1 << c for c in range(kind.arity) if mask >> c & 1 and c in children)
                 variant = number * masks + mask
@@ -289,7 +319,7 @@ class RecursiveNet:
             tables: dict[int, torch.Tensor] = {}
             if self.passes.hoist:
                 for number, kind in enumerate(self._kinds):
-                    size = vocabulary(kind, self._weights)
+                    size = self._facts.sizes[number]
                     if size is not None and kind.inputs:
                         words = torch.arange(size)
                         tables[number] = word_table(kind, self._weights, tensors, [words])
@@ -323,17 +353,15 @@ class RecursiveNet:
         if panel.columns_first:
             weight = weight.T
         array = weight.detach().numpy()
-        parts = [
-            pack(array[first : first + length], panel.offsets, panel.columns, panel.width,
-                 half=self._half)
-            for first, length in panel.ranges
-        ]  # fmt: skip
-        return aligned(np.concatenate(parts, axis=1))
+        return pack(
+            array[panel.first : panel.first + panel.depth], panel.offsets, panel.columns,
+            panel.width, half=self._half,
+        )  # fmt: skip
 
     def _leaf_table(
         self, kind: int, name: str, values: list[torch.Tensor], tables: dict[int, torch.Tensor]
     ) -> torch.Tensor:
-        leaf = self._leaf_kind()
+        leaf = self._facts.leaf
         assert leaf is not None
         for child, product, load_, first, length in leaf_products(self._kinds[kind]):
             if name != f"{product.name}of{child}at{first}":
@@ -374,9 +402,7 @@ class RecursiveNet:
         states = self._infer(linearized, self._generated, tensors)
         shapes = self._tracer.states
         shaped = tuple(state.view(-1, *shape) for state, shape in zip(states, shapes, strict=True))
-        chosen = torch.from_numpy(linearized.roots)
-        roots = tuple(state[chosen] for state in shaped)
-        return RecursiveOutput(shaped, roots, linearized.place, linearized)
+        return RecursiveOutput(shaped, linearized.place, linearized)
 
     def _infer(
         self, linearized: Linearized, generated: _Generated, tensors: dict[str, torch.Tensor]
@@ -443,11 +469,11 @@ class RecursiveNet:
         """Return the tables of kinds whose input is not looked up, after checking words."""
         tables = {}
         structures = linearized.structures
-        for kind in np.unique(linearized.groups[:, 1]).tolist():
+        for kind in set(linearized.groups[:, 1].tolist()):
             lowered = self._kinds[kind]
             if not lowered.inputs:
                 continue
-            size = vocabulary(lowered, self._weights)
+            size = self._facts.sizes[kind]
             if size is not None:
                 self._check_words(linearized, kind, size)
             if kind in packed.tables:
@@ -472,13 +498,15 @@ class RecursiveNet:
             if of_kind != kind:
                 continue
             words = linearized.word[first : first + count]
-            if words.min() < 0 or words.max() >= size:
-                at = first + int(np.flatnonzero((words < 0) | (words >= size))[0])
-                node = int(np.flatnonzero(linearized.place == at)[0])
-                raise StructureError(
-                    f"word {linearized.word[at]} of node {node} is not in 0 to {size - 1}", node,
-                    remedy="pass numbers of rows of the embedding",
-                )  # fmt: skip
+            # As unsigned numbers, negative ones are out of range too.
+            if words.view(np.uint32).max() < size:
+                continue
+            at = first + int(np.flatnonzero(words.view(np.uint32) >= size)[0])
+            node = int(np.flatnonzero(linearized.place == at)[0])
+            raise StructureError(
+                f"word {linearized.word[at]} of node {node} is not in 0 to {size - 1}", node,
+                remedy="pass numbers of rows of the embedding",
+            )  # fmt: skip
 
 
 def _two_dimensional(weight: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,10 @@ MASK_SLOTS = 2
 """Children beyond this number never select separate code for those that are leaves."""
 
 _CYCLE, _RANGE, _ARITY = 16, 17, 18
-_FAMILY = Family("recursive", {"linearize": [ctypes.c_void_p]})
+_POINTER = ctypes.c_void_p
+FAMILY = Family(
+    "recursive", {"linearize": [_POINTER], "read_take": [_POINTER] * 6}, {"read_take": None}
+)
 _Arguments = structure(
     "int64_t nodes, slots, kinds; int32_t mask_slots, reserved; void* offset, child, kind, tabled, "
     "place, child_of, groups; int64_t capacity, group_count, levels, bad_node;"
@@ -219,42 +222,44 @@ _NONE = np.zeros(1, np.uint8)
 
 
 def linearize(
-    structures: Structures, tabled: Sequence[bool] | None = None, *, mask_slots: int = MASK_SLOTS
+    structures: Structures,
+    tabled: npt.NDArray[np.uint8] | None = None,
+    *,
+    mask_slots: int = MASK_SLOTS,
 ) -> Linearized:
     """Number the nodes of structures by height, in compiled code.
 
     Args:
-        tabled: by kind, whether its states depend on its word alone; by default those without
-            children.
+        tabled: uint8 [kinds + 1], whether the states of a kind depend on its word alone; by
+            default, a node's kind is its number of children, and those without are.
         mask_slots: number of children whose kinds form groups.
 
     Raises:
         StructureError: there is a cycle, or a child is not a node.
         SlipstreamError: the compiled library is missing.
     """
-    if _FAMILY.library is None:
+    if FAMILY.library is None:
         raise SlipstreamError(
             "structures are linearized by the compiled library, which is not available",
             remedy="install slipstream with a C++ compiler",
         )
     nodes, slots = structures.nodes, int(structures.arity.max(initial=0))
-    flags = np.zeros(slots + 1, np.uint8) if tabled is None else np.array([*tabled, 0], np.uint8)
     if tabled is None:
-        flags[0] = 1
-    kinds = len(flags) if tabled is None else len(tabled)
+        tabled = np.zeros(slots + 2, np.uint8)
+        tabled[0] = 1
     place, child_of = np.empty(nodes, np.int32), np.empty((slots, nodes), np.int32)
     capacity = min(nodes, 256)
     while True:
         groups = np.empty((capacity, 5), np.int32)
         kind = structures.kind
         arguments = _Arguments(
-            nodes=nodes, slots=slots, kinds=max(kinds, 1), mask_slots=mask_slots, reserved=0,
+            nodes=nodes, slots=slots, kinds=max(len(tabled) - 1, 1), mask_slots=mask_slots, reserved=0,
             offset=structures.offset.ctypes.data, child=structures.child.ctypes.data,
-            kind=None if kind is None else kind.ctypes.data, tabled=flags.ctypes.data,
+            kind=None if kind is None else kind.ctypes.data, tabled=tabled.ctypes.data,
             place=place.ctypes.data, child_of=child_of.ctypes.data, groups=groups.ctypes.data,
             capacity=capacity,
         )  # fmt: skip
-        status = _FAMILY.library.slipstream_linearize(ctypes.byref(arguments))
+        status = FAMILY.library.slipstream_linearize(ctypes.byref(arguments))
         if status:
             raise _fault(structures, status, arguments.bad_node)
         if arguments.group_count <= capacity:
