@@ -1,4 +1,4 @@
-"""What people do with a model, checked on one that a technique has changed."""
+"""Common uses of a model, checked on one that a technique has changed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Make = Callable[[], nn.Module]
 
 
 def first(output: Any) -> torch.Tensor:
-    """The tensor of an output that may be a tuple."""
+    """Return the tensor of an output that may be a tuple."""
     tensor: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return tensor
 
 
 def gradients(model: nn.Module, call: Any, x: torch.Tensor) -> list[torch.Tensor | None]:
-    """Of the parameters, after a pass forward and backward in evaluation mode."""
+    """Return gradients of the parameters after a forward and backward pass in evaluation mode."""
     model.zero_grad()
     first(call(x)).square().sum().backward()
     return [p.grad for p in model.parameters()]
@@ -32,7 +32,7 @@ def gradients(model: nn.Module, call: Any, x: torch.Tensor) -> list[torch.Tensor
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """One process as a group."""
+    """Make this process a process group of one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
@@ -153,7 +153,7 @@ USES: dict[str, Callable[[Make, torch.Tensor], None]] = {
 
 
 def check_uses(make: Make, x: torch.Tensor, *, except_: tuple[str, ...] = ()) -> None:
-    """Run every use but `except_`; all failures are raised as one error.
+    """Run every use except `except_`; raise all failures as one error.
 
     Args:
         make: see `Make`; put into evaluation mode here.

@@ -1,4 +1,4 @@
-"""Small faults that a programmer could make, one at a time, in a file of ours.
+"""Small faults that a programmer could make, one at a time, in a file of the package.
 
 A fault is another operator, constant, condition or function in one place. Texts that people read,
 types, and what only progress and printing run are left alone. Which faults are chosen does not
@@ -35,7 +35,7 @@ _SWAPPED = {
 _UNSEEN = re.compile(
     r"TIMEOUT|DEADLINE|WIDTH|SHOWN|_MOST_LISTED|__version__|__all__|MIGRATIONS|_SCHEMA"
 )
-# Functions for people's eyes, whose words are tested where they are put together.
+# Functions that format text for people, whose wording is tested elsewhere.
 _FOR_EYES = re.compile(
     r"^(__repr__|__str__|_repr_\w+_|say|_say\w*|describe|\w*words|to_markdown|remedy|_remedy)$"
 )
@@ -44,7 +44,7 @@ _TALKS = frozenset({"say", "warn", "print", "progress", "append_note", "debug", 
 
 @dataclass(frozen=True)
 class Fault:
-    """One place of a file where another text stands.
+    """One place of a file, with replacement text.
 
     Attributes:
         path: of the file, from the root.
@@ -63,7 +63,7 @@ class Fault:
     digest: str
 
     def source(self) -> str:
-        """The whole file with the fault."""
+        """Return the whole file with the fault."""
         whole = (ROOT / self.path).read_text("utf-8")
         return whole[: self.begin] + self.after + whole[self.end :]
 
@@ -73,7 +73,7 @@ class Fault:
 
 
 def planted(path: str, before: str, after: str) -> Fault:
-    """A fault written by hand.
+    """Return a fault written by hand.
 
     Raises:
         ValueError: `before` does not stand in the file exactly once.
@@ -90,12 +90,12 @@ def planted(path: str, before: str, after: str) -> Fault:
 
 
 def faults_of(path: str) -> list[Fault]:
-    """All faults of one file, in its order."""
+    """Return all faults of one file, in its order."""
     return list(_Places(path).faults())
 
 
 def drawn(paths: Iterable[str], count: int, seed: str) -> list[Fault]:
-    """`count` faults, each file's share as its number of places, the same for the same seed."""
+    """Return `count` faults, drawn per file in proportion to its places, reproducibly by seed."""
     every = [fault for path in paths for fault in faults_of(path)]
     ranked = sorted(
         every, key=lambda fault: hashlib.sha256((seed + fault.digest).encode()).digest()
@@ -119,7 +119,7 @@ class _Places:
         yield from self._inside(ast.parse(self.whole), "")
 
     def place_of(self, line: int) -> str:
-        """The function that a line is in, with its classes."""
+        """Return the function that contains a line, with its classes."""
         found, inside = [], ast.parse(self.whole).body
         while inside:
             here = [node for node in inside if node.lineno <= line <= (node.end_lineno or 0)]
@@ -140,7 +140,7 @@ class _Places:
             for begin, end, after in self._replacements(child):
                 yield self._fault(begin, end, after, inner)
             match child:
-                # Types and decorators are no behaviour.
+                # Types and decorators are not behaviour.
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                     block = ast.Module(body=child.body, type_ignores=[])
                     yield from self._inside(block, inner)
@@ -222,7 +222,7 @@ class _Places:
         return self._offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
     def _offset(self, line: int, column: int) -> int:
-        """From a column in bytes of UTF-8, as `ast` has it."""
+        """Convert a column in UTF-8 bytes, as `ast` reports it."""
         return self.starts[line - 1] + len(self.raw[line - 1][:column].decode())
 
     def _fault(self, begin: int, end: int, after: str, place: str) -> Fault:

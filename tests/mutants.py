@@ -63,7 +63,7 @@ PACKAGES = {
         )
     )),
 }  # fmt: skip
-# Only render output for people, or need a GPU or Triton, which the development install lacks.
+# Only format output for people, or need a GPU or Triton, which the development install lacks.
 LEFT_OUT = (
     "measure/page.py", "measure/render.py", "_triton.py", "triton_prelude.py", "cuda_graphs.py",
     "graph/views/notebook.py", "ship/firmware/drawing.py", "ship/stability/sheet.py",
@@ -72,7 +72,7 @@ LEFT_OUT = (
 TARGET = 0.85
 SEED = "one"
 CPU_S = 60.0
-# Of a processor, that one test may take: a fault may make it loop for ever.
+# CPU seconds that one test may take: a fault may make it loop forever.
 _TEST_CPU_S = 20.0
 _STALLED_S = 240
 _CHUNKS = (2, 4, 8, 16, 32, 64, 128)
@@ -85,7 +85,7 @@ SITE = str(ROOT / "tests/fault_site")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a fault.
+    """The outcome of a fault.
 
     Attributes:
         caught: by the test `by`; False where it survived.
@@ -138,7 +138,7 @@ def main() -> int:
         for package, fault in every_fault(options.seed)
         if options.package in ("", package) and (not options.only or fault.digest in options.only)
     ]
-    # Shuffled, so that an interrupted run has seen some faults of every package.
+    # Shuffled, so that an interrupted run has tried some faults of every package.
     chosen.sort(key=lambda pair: _lot(options.seed, pair[1]))
     if options.sample:
         chosen = chosen[: options.sample]
@@ -184,7 +184,7 @@ def _lot(seed: str, fault: Fault) -> str:
 
 
 def tests_of(path: str, place: str) -> list[str]:
-    """Files of tests that a change of `path` can reach, the nearest first.
+    """Return test files that a change of `path` can affect, nearest first.
 
     Nearest: those that name what the change is in, then other public names of the module; those
     called as the module; of its package; by how many imports lie between.
@@ -239,13 +239,13 @@ def _recorded() -> dict[str, Outcome]:
 
 
 def _caught_by() -> dict[str, str]:
-    """The test that caught a fault last, by the fault's digest."""
+    """Return the test that last caught each fault, by digest."""
     lines = CAUGHT.read_text("utf-8").splitlines() if CAUGHT.exists() else []
     return {digest: test for digest, _, test in (line.partition("\t") for line in lines)}
 
 
 def _keep(digests: set[str]) -> int:
-    """Add what the report has to `CAUGHT`, without what is no fault any more."""
+    """Add the report's results to `CAUGHT`, and remove faults that no longer exist."""
     caught_by = _caught_by() | {
         outcome.digest: outcome.by for outcome in _recorded().values() if outcome.caught
     }
@@ -256,7 +256,7 @@ def _keep(digests: set[str]) -> int:
 
 
 def _tried(waiting: list[tuple[str, Fault]], jobs: int, cpu_s: float) -> Iterator[Outcome]:
-    """Outcomes as they come, `jobs` faults at a time, each in a fork of this process."""
+    """Yield outcomes as they end, `jobs` faults at a time, each in a fork of this process."""
     _warm()
     excuses = {entry["fault"]: entry["because"] for entry in _written().get("unseen", ())}
     running: dict[int, Path] = {}
@@ -286,7 +286,7 @@ def _ended(running: dict[int, Path]) -> Iterator[Outcome]:
 
 
 def _warm() -> None:
-    """Once for all faults: import what every test needs, and nothing of ours; read the tests."""
+    """Import, once for all faults, what every test needs except the package; collect the tests."""
     for path in changed.imports():
         if path.name.startswith("test_"):
             _words(path)
@@ -311,7 +311,7 @@ def _trial(package: str, fault: Fault, cpu_s: float, excused: str, report: Path)
             if not failed:
                 done += len(chunk) * (spent < cpu_s)
                 break
-            # A test that fails anyhow says nothing.
+            # A test that fails anyway proves nothing.
             again, _ = _run([Choice(failed)], [], "", cpu_s)
             if not again:
                 return Outcome(
@@ -334,7 +334,7 @@ class Choice:
 
 
 def _choice(fault: Fault) -> list[Choice]:
-    """What is run against a fault: what caught it last, then what can."""
+    """The tests to run against a fault: the one that last caught it, then those that can."""
     last = _caught_by().get(fault.digest, "")
     path, _, test = last.partition("::")
     first = [Choice(path, (last,) if test else ())] if path and (ROOT / path).exists() else []
@@ -342,7 +342,7 @@ def _choice(fault: Fault) -> list[Choice]:
 
 
 def _in_order(fault: Fault) -> list[Choice]:
-    """What came by the fault's place, or all that can reach its file.
+    """Return tests that run the fault's place, or all that can reach its file.
 
     Of files of tests that were not recorded, or written since, nobody knows: they come between what
     is quick and what is slow.
@@ -377,7 +377,7 @@ def _in_order(fault: Fault) -> list[Choice]:
 
 @cache
 def _reached(_changed_ns: int) -> tuple[dict[str, float], dict[str, set[str]]]:
-    """Processor seconds of every recorded test that passed, and tests by digest of a fault."""
+    """Return CPU seconds of every recorded test that passed, and tests by digest of a fault."""
     durations: dict[str, float] = {}
     by: dict[str, set[str]] = defaultdict(set)
     for line in REACHED.read_text("utf-8").splitlines():
@@ -390,7 +390,7 @@ def _reached(_changed_ns: int) -> tuple[dict[str, float], dict[str, set[str]]]:
 
 
 def _record(faults: Iterable[Fault], tests: list[str]) -> int:
-    """Run tests, and add to `REACHED` which of them come by which fault, and what they take."""
+    """Run tests, and add to `REACHED` which faults' places they run, and their CPU time."""
     places: dict[str, dict[int, list[str]]] = {}
     for fault in faults:
         for line in _lines(fault):
@@ -410,7 +410,7 @@ def _record(faults: Iterable[Fault], tests: list[str]) -> int:
 
 
 def _lines(fault: Fault) -> list[int]:
-    """Lines that run where the fault would show: its own, or those of who reads what it sets."""
+    """Return lines that run where the fault shows: its own, or those that read what it sets."""
     source = (ROOT / fault.path).read_text("utf-8")
     whole = ast.parse(source)
     functions = [node for node in ast.walk(whole) if isinstance(node, ast.FunctionDef)]
@@ -439,13 +439,13 @@ def _lines(fault: Fault) -> list[int]:
 
 
 def _first_line(function: ast.FunctionDef) -> int:
-    """Of a function's body, after its docstring."""
+    """Return the first line of a function's body after its docstring."""
     body = function.body
     return body[1 if len(body) > 1 and ast.get_docstring(function) else 0].lineno
 
 
 class Times:
-    """Writes beside what a recorded test came by what it took, if it passed."""
+    """Records each test's CPU time, if it passed, with the places that it ran."""
 
     def __init__(self) -> None:
         self.begin_s, self.passed = 0.0, True
@@ -463,17 +463,17 @@ class Times:
 
 
 def pytest_configure(config: Any) -> None:
-    """As a plugin, in the tests that `_record` runs."""
+    """Plug in for the tests that `_record` runs."""
     config.pluginmanager.register(Times())
 
 
 def _spent_s() -> float:
-    """Processor seconds of this process and of its children that ended."""
+    """Return CPU seconds of this process and of its ended children."""
     return sum(os.times()[:4])
 
 
 def _run(tests: list[Choice], without: list[str], texts: str, cpu_s: float) -> tuple[str, float]:
-    """The first test that fails (empty: none does), and the processor seconds it took."""
+    """Return the first test that fails, or an empty string, and the CPU seconds it took."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -505,7 +505,7 @@ def _run(tests: list[Choice], without: list[str], texts: str, cpu_s: float) -> t
 
 
 def _cpu_s(pid: int) -> float:
-    """Of a process and of its children that ended."""
+    """Return CPU seconds of a process and of its ended children."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -519,7 +519,7 @@ def _kill(group: int) -> None:
 
 
 class _Teller:
-    """Tells of the first failure, and then waits to be killed: nothing is to be tidied."""
+    """Report the first failure, then wait to be killed, so that no time is spent on teardown."""
 
     def __init__(self, write: int) -> None:
         self.write = write
@@ -547,7 +547,7 @@ class _Teller:
 
 
 class _Chooser:
-    """Of the collected tests those that are wanted, in their order."""
+    """Keep only the requested tests, in the requested order."""
 
     def __init__(self, tests: list[Choice]) -> None:
         self.at = {
@@ -606,7 +606,7 @@ def _summary(outcomes: Iterable[Outcome]) -> int:
 
 
 def _below(caught: int, n: int) -> bool:
-    """Whether so few are caught that a share of `TARGET` is refuted, one-sided 95 %."""
+    """Whether a rate of `TARGET` is refuted, one-sided at 95 %."""
     from scipy.stats import binom
 
     return n > 0 and float(binom.cdf(caught, n, TARGET)) < 0.05

@@ -1,4 +1,4 @@
-"""What users can reach: public names, commands with their options, keys of ``--json``.
+"""The public face: public names, commands with their options, and keys of ``--json``.
 
 ``python tests/public_face.py FILE`` records them; `test_public_face` holds the present against
 the record in ``public_face.json``.
@@ -21,7 +21,7 @@ from typing import Any
 RECORD = Path(__file__).with_suffix(".json")
 RENAMES = RECORD.with_name("renames.json")
 """Renames since the record: public names, options by command, and JSON keys."""
-# Below these the keys are names of things: of layers, provenances, facts of a machine.
+# Below these, keys are names of things: layers, provenances, facts of a machine.
 _NAMED_BY_DATA = frozenset({"detail", "facts", "fields", "gate", "meta", "provenance", "shares"})
 _MODULES = ("errors", "provenance", "tables", "technique", "units")
 
@@ -77,7 +77,7 @@ COMMANDS = (
 
 
 def names() -> dict[str, list[str]]:
-    """Public names by the module they are imported from."""
+    """Return public names by the module they are imported from."""
     import slipstream
 
     found = {"slipstream": sorted(slipstream.__all__)}
@@ -101,7 +101,7 @@ def names() -> dict[str, list[str]]:
 
 
 def commands() -> dict[str, list[str]]:
-    """Every command with its arguments and options, each as its names."""
+    """Return every command with its arguments and options, each as its names."""
     import typer
 
     from slipstream.cli import _main
@@ -123,7 +123,7 @@ def _walked(path: str, command: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def keys_of(value: Any, path: str = "") -> set[str]:
-    """Paths of the keys of a JSON value; items of lists stand as ``[]``."""
+    """Return paths of the keys of a JSON value; items of lists appear as ``[]``."""
     if isinstance(value, dict):
         inner = ((f"{path}.{name}", name, item) for name, item in value.items())
         return {
@@ -137,7 +137,7 @@ def keys_of(value: Any, path: str = "") -> set[str]:
 
 
 def empty_in(value: Any, path: str = "") -> set[str]:
-    """Paths of lists without items and of nulls: what would stand below them is not to be seen."""
+    """Return paths of empty lists and nulls, whose keys are thus unknown."""
     if isinstance(value, dict):
         return {key for name, item in value.items() for key in empty_in(item, f"{path}.{name}")}
     if isinstance(value, list) and value:
@@ -146,7 +146,7 @@ def empty_in(value: Any, path: str = "") -> set[str]:
 
 
 def answers(folder: Path, run: Callable[[Sequence[str]], str]) -> dict[str, Any]:
-    """What each of `COMMANDS` prints with ``--json``, run in `folder` one after another.
+    """Return the ``--json`` output of each of `COMMANDS`, run in `folder` in order.
 
     Args:
         run: takes a command's arguments and returns what it prints.
@@ -157,7 +157,7 @@ def answers(folder: Path, run: Callable[[Sequence[str]], str]) -> dict[str, Any]
 
 
 def with_json(command: str) -> list[str]:
-    """The arguments of a command, ``--json`` before what follows ``--``."""
+    """Return the arguments of a command, with ``--json`` before anything after ``--``."""
     arguments = command.split()
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return [*arguments[:at], "--json", *arguments[at:]]
@@ -172,7 +172,7 @@ def _run(arguments: Sequence[str]) -> str:
 
 
 def main(file: Path) -> None:
-    """Record the face of what is installed."""
+    """Record the face of the installed package."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         os.environ["XDG_CACHE_HOME"] = folder
         printed = {

@@ -9,7 +9,7 @@ PATIENCE_S = 60.0
 
 
 def exchange(port: int, sent: bytes, *, then_close: bool = False) -> bytes:
-    """What the server answers before it closes the connection.
+    """Return the server's answer before it closes the connection.
 
     Args:
         then_close: whether to close our direction after sending.

@@ -1,4 +1,4 @@
-"""Native code compiled with sanitizers: programs of a few files, and the library as a whole."""
+"""Native code compiled with sanitizers: programs of a few files, and the whole library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parents[1] / "native"
-# What files of a level are compiled with; `native/CMakeLists.txt` says the same.
+# Compiler flags of each level, as in `native/CMakeLists.txt`.
 FLAGS: Mapping[str, Sequence[str]] = {
     "scalar": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -20,13 +20,13 @@ FLAGS: Mapping[str, Sequence[str]] = {
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-# A sanitizer's own allocator gives None for 2^62 bytes, as malloc does. What Python itself never
-# gives back is no leak of ours.
+# A sanitizer's allocator returns None for 2^62 bytes, as malloc does. Memory that Python itself
+# never frees does not count as a leak.
 _ASAN = "detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64"
 
 
 def library(cache: Path) -> Path:
-    """The folder with the whole library as sanitizers want it, compiled once for each content.
+    """Return the folder of the whole library with sanitizers, compiled once per content.
 
     A build that was cut off goes on where it stopped.
 
@@ -53,13 +53,13 @@ def library(cache: Path) -> Path:
     )  # fmt: skip
     for other in cache.iterdir():
         if other != folder:
-            shutil.rmtree(other)  # of sources that are no more
+            shutil.rmtree(other)  # of deleted sources
     return next(folder.rglob("libslipstream_native.so")).parent
 
 
 def environment() -> dict[str, str]:
-    """What Python, which has no sanitizers, needs to load such a library."""
-    # Exceptions of other libraries pass through the sanitizer, which looks for them as it starts.
+    """Return the environment with which Python, which has no sanitizers, loads such a library."""
+    # Exceptions of other libraries pass through the sanitizer, which looks for them at its start.
     names = ("libasan.so", "libstdc++.so.6")
     paths = [
         subprocess.run(
@@ -74,7 +74,7 @@ def build(
     folder: Path, family: str, levels: Sequence[str], *sources: Path, compiler: str = "g++",
     flags: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """A program of `sources` and the kernels of `family` for `levels`."""
+    """Return a program of `sources` and the kernels of `family` for `levels`."""
     own = NATIVE / "src" / family
     kinds = [(next(own.glob(f"*_{level}.cpp")), FLAGS[level]) for level in levels]
     kernels = "".join(f"KERNEL({source.stem})\n" for source, _ in kinds)

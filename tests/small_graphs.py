@@ -1,4 +1,4 @@
-"""Graphs made by hand, and by hypothesis."""
+"""Graphs built by hand, and by hypothesis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def graph_of(
     edges: Sequence[tuple[int, int] | tuple[int, int, float] | tuple[int, int, float, int]] = (),
     **changes: Any,
 ) -> Graph:
-    """A graph from (lane, duration, gap) of each task and (source, target[, delay[, lag]])."""
+    """Return a graph from (lane, duration, gap) of tasks and (source, target[, delay[, lag]])."""
     n = len(rows)
     lane = np.array([row[0] for row in rows], np.int32)
     nothing = np.zeros(n, np.int32)
@@ -65,7 +65,7 @@ times = st.floats(0, 1e9, allow_nan=False, width=32)
 
 @st.composite
 def graphs(draw: st.DrawFn, most_lanes: int = 3) -> Graph:
-    """Acyclic graphs: edges lead from earlier to later tasks, or to the next step."""
+    """Draw acyclic graphs: edges lead from earlier to later tasks, or to the next step."""
     n = draw(st.integers(1, 12))
     lanes = draw(st.integers(1, most_lanes))
     rows = [(draw(st.integers(0, lanes - 1)), draw(times), draw(times)) for _ in range(n)]

@@ -1,4 +1,4 @@
-"""Small recorded steps, and durations that cost nothing to know."""
+"""Small recorded steps, and constant durations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Copies(KnownDurations):
         return Answer(COPY_NS, 0.0, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: Any, report: Any = None, until: Any = None) -> None:
-        """Nothing is left to measure."""
+        """There is nothing to measure."""
 
 
 def context(cluster: Cluster | None) -> Context:
@@ -39,12 +39,12 @@ def context(cluster: Cluster | None) -> Context:
 
 @functools.cache
 def graph_of(name: str) -> Graph:
-    """One recorded step of a tiny model."""
+    """Return one recorded step of a tiny model."""
     return still(record(build_from(parts(name), (), 0, name)))
 
 
 def still(graph: Graph) -> Graph:
-    """`graph` with times that no other program on the machine has a part in."""
+    """Return `graph` with fixed times, independent of other programs on the machine."""
     update = graph.tasks.phase == StepPhase.OPTIMIZER
     n = len(graph)
     return replace_tasks(

@@ -1,4 +1,4 @@
-"""Techniques from outside, installed as anybody's package is."""
+"""Techniques of another package, installed like any package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPREADING = ROOT / "tests" / "spreading_package"
 
 
 def install(folder: Path, package: Path = EXAMPLE) -> Path:
-    """Build and install it from a copy in `folder`, without a network; where it then is."""
+    """Build and install it from a copy in `folder`, without a network; return its location."""
     shutil.copytree(package, folder / "package")
     subprocess.run(
         [

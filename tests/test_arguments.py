@@ -1,4 +1,4 @@
-"""Whole numbers are taken from whoever has them, and nothing else is."""
+"""Integers of any type are accepted, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize("value", [3, np.int32(3), np.uint64(3)])
-def test_whole_numbers_become_ints(value: Any) -> None:
+def test_integers_of_any_type_become_ints(value: Any) -> None:
     assert type(as_integer("rows", value)) is int
     assert as_integer("rows", value) == 3
     assert as_integer("rows", -3, None) == -3
@@ -28,6 +28,6 @@ def test_whole_numbers_become_ints(value: Any) -> None:
         (0, "rows: 0 is less than 1"),
     ],
 )
-def test_all_else_is_refused_by_name(value: Any, message: str) -> None:
+def test_other_values_are_refused_by_name(value: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         as_integer("rows", value)

@@ -1,4 +1,4 @@
-"""User code runs in a child; whatever it does, we get an answer in words and no process stays."""
+"""User code runs in a child; every outcome gives a clear answer and leaves no process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slipstream.errors import (
     WorkloadError,
 )
 
-# What users write; each test names the function it needs. Line numbers are asserted: keep order.
+# User code; each test names the function it needs. Line numbers are asserted: keep the order.
 _USER = """\
 import os, signal, subprocess, sys, time
 state = []
@@ -134,9 +134,7 @@ def test_calls_are_answered_and_share_one_process(child: Child) -> None:
     assert child.call("user_code:remember", x="two") == [1, "two"]
 
 
-def test_it_runs_where_and_with_what_it_is_told(
-    start: Callable[..., Child], tmp_path: Path
-) -> None:
+def test_it_runs_in_its_folder_and_environment(start: Callable[..., Child], tmp_path: Path) -> None:
     with start(environment={"A_VARIABLE": "set"}, directory=tmp_path) as child:
         assert child.call("user_code:where_am_i") == str(tmp_path)
         assert child.call("user_code:variable", name="A_VARIABLE") == "set"
@@ -149,7 +147,7 @@ def test_an_error_names_file_line_and_source(child: Child, tmp_path: Path) -> No
     assert "ZeroDivisionError" in caught.value.what
     assert "return 1 / x" in caught.value.what
     assert "Traceback" in caught.value.__notes__[0]
-    assert child.call("user_code:double", x=1) == 2  # it lives on
+    assert child.call("user_code:double", x=1) == 2  # it is still alive
 
 
 def test_a_syntax_error_names_its_line(child: Child, tmp_path: Path) -> None:
@@ -165,7 +163,7 @@ def test_a_missing_package_is_named(child: Child) -> None:
     assert "install 'a_package_nobody_has'" in (caught.value.remedy or "")
 
 
-def test_no_such_function(child: Child) -> None:
+def test_an_unknown_function_is_named(child: Child) -> None:
     for name in ("user_code:absent", "user_code:state"):
         with pytest.raises(InvalidArgumentError, match="is not module:function"):
             child.call(name)
@@ -178,7 +176,7 @@ def test_sys_exit_is_an_error_and_not_the_end(child: Child) -> None:
     assert child.call("user_code:double", x=1) == 2
 
 
-def test_our_own_errors_arrive_whole(child: Child) -> None:
+def test_our_own_errors_arrive_complete(child: Child) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         child.call("user_code:ours")
     error = caught.value
@@ -196,7 +194,7 @@ def test_a_result_that_is_not_json_is_an_error(child: Child) -> None:
     assert child.call("user_code:double", x=1) == 2
 
 
-def test_an_exit_behind_our_back(child: Child) -> None:
+def test_os_exit_is_reported(child: Child) -> None:
     with pytest.raises(ChildError, match=r"exited with code 5"):
         child.call("user_code:vanish", code=5)
 
@@ -211,27 +209,27 @@ def test_a_hang_is_stopped_and_located(child: Child, tmp_path: Path) -> None:
         child.call("user_code:double", x=1)
 
 
-def test_a_hang_after_much_output_is_located_too(child: Child, tmp_path: Path) -> None:
+def test_a_hang_after_much_output_is_located(child: Child, tmp_path: Path) -> None:
     child.call("user_code:double", x=1)
     with pytest.raises(ChildError) as caught:
-        # Long enough for the chatter, on a machine that is busy too.
+        # Long enough for the output, also on a busy machine.
         child.call("user_code:hang_after_talking", timeout_s=3.0)
     assert caught.value.where == f"{tmp_path / 'user_code.py'}:{_line('while True')}"
 
 
-def test_a_kill_by_the_system_is_said(child: Child) -> None:
+def test_a_kill_by_the_system_is_reported(child: Child) -> None:
     with pytest.raises(ChildDiedError, match=r"\bkilled\b") as caught:
         child.call("user_code:killed")
     assert "memory" in (caught.value.remedy or "")
 
 
-def test_a_crash_shows_what_was_printed_before(child: Child) -> None:
+def test_a_crash_shows_the_output_before_it(child: Child) -> None:
     with pytest.raises(ChildDiedError, match="SIGSEGV") as caught:
         child.call("user_code:crash")
     assert "about to crash" in caught.value.what
 
 
-def test_the_memory_limit_makes_allocations_fail_and_spares_the_child(
+def test_the_memory_limit_makes_allocations_fail_without_killing_the_child(
     start: Callable[..., Child],
 ) -> None:
     with start(memory_limit_bytes=256 << 20) as child:
@@ -243,7 +241,7 @@ def test_the_memory_limit_makes_allocations_fail_and_spares_the_child(
 
 
 @pytest.mark.parametrize("size", [10, 1 << 17, 3_000_000])
-def test_large_messages_pass_both_ways(child: Child, size: int) -> None:
+def test_large_messages_pass_in_both_directions(child: Child, size: int) -> None:
     assert len(child.call("user_code:shout", n=size)) == size
     got: list[int] = []
 
@@ -260,7 +258,7 @@ def test_a_call_ends_at_its_deadline_whatever_it_sends(child: Child) -> None:
         child.call("user_code:chatter", timeout_s=60, until=time.monotonic() + 0.1)
 
 
-def test_both_may_send_more_than_the_pipe_holds_at_once(child: Child) -> None:
+def test_both_sides_may_send_more_than_the_pipe_holds_simultaneously(child: Child) -> None:
     size = 1_000_000
     child.start_call("user_code:both_at_once", size=size)
     child.send({"data": "z" * size})
@@ -268,7 +266,7 @@ def test_both_may_send_more_than_the_pipe_holds_at_once(child: Child) -> None:
     assert child.finish_call(timeout_s=60) == size
 
 
-def test_what_was_meant_for_a_failed_function_does_not_reach_the_next(child: Child) -> None:
+def test_messages_for_a_failed_function_do_not_reach_the_next(child: Child) -> None:
     child.start_call("user_code:fails_before_listening")
     child.send({"go": 1})
     with pytest.raises(WorkloadError, match="gone"):
@@ -276,7 +274,7 @@ def test_what_was_meant_for_a_failed_function_does_not_reach_the_next(child: Chi
     assert child.call("user_code:double", x=4) == 8
 
 
-def test_sending_to_a_dead_child_says_so(child: Child) -> None:
+def test_sending_to_a_dead_child_reports_it(child: Child) -> None:
     child.call("user_code:double", x=1)
     os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(ChildDiedError, match=r"\bkilled\b"):
@@ -314,7 +312,7 @@ def test_a_closed_child_cannot_be_called(start: Callable[..., Child]) -> None:
         child.call("user_code:double", x=1)
 
 
-def test_it_cannot_start_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_it_cannot_start_in_a_missing_folder(tmp_path: Path) -> None:
     fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ChildError, match=r"\bstarted\b.*\bNo such file\b"):
         Child(directory=tmp_path / "absent")
@@ -393,7 +391,7 @@ def test_ctrl_c_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
     assert not Path(log).exists()
 
 
-def test_a_killed_parent_takes_the_child_along(tmp_path: Path) -> None:
+def test_a_killed_parent_ends_the_child(tmp_path: Path) -> None:
     parent = _parent(tmp_path)
     assert parent.stdout is not None
     child, *grandchildren, log = parent.stdout.readline().split()
@@ -402,7 +400,7 @@ def test_a_killed_parent_takes_the_child_along(tmp_path: Path) -> None:
     try:
         assert _eventually(lambda: _gone(int(child)))
     finally:
-        # Nobody is left to end these: the price of kill -9.
+        # Nothing is left to end these: the price of kill -9.
         for pid in grandchildren:
             os.kill(int(pid), signal.SIGKILL)
         Path(log).unlink(missing_ok=True)
@@ -426,7 +424,7 @@ def test_a_channel_gives_up_on_a_dead_reader() -> None:
     os.close(other_write)
 
 
-def test_a_channel_gives_up_on_a_reader_that_hangs() -> None:
+def test_a_channel_gives_up_on_a_hanging_reader() -> None:
     read_fd, write_fd = os.pipe()
     other_read, other_write = os.pipe()
     end = Channel(other_read, write_fd)
@@ -439,7 +437,7 @@ def test_a_channel_gives_up_on_a_reader_that_hangs() -> None:
         os.close(other_write)
 
 
-def test_a_child_that_hangs_and_does_not_read_is_stopped_and_located(
+def test_a_hanging_child_that_does_not_read_is_stopped_and_located(
     child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.child.process._MAX_SEND_S", 1.0)
@@ -460,14 +458,14 @@ def test_a_suspended_child_is_ended(child: Child, monkeypatch: pytest.MonkeyPatc
     assert _gone(child.pid)
 
 
-def test_what_a_hanging_child_has_started_is_counted(child: Child) -> None:
+def test_processes_of_a_hanging_child_are_counted(child: Child) -> None:
     pids = child.call("user_code:family")
     with pytest.raises(ChildError, match=r"\b2 processes\b"):
         child.call("user_code:hang", timeout_s=0.3)
     assert all(_eventually(lambda pid=pid: _gone(pid)) for pid in pids)
 
 
-def test_a_device_that_is_not_there_is_told_from_other_errors(child: Child) -> None:
+def test_a_missing_device_is_distinguished_from_other_errors(child: Child) -> None:
     with pytest.raises(WorkloadError) as error:
         child.call("user_code:wants_cuda")
     assert re.search(r"\bGPU\b.*\bnone here\b", str(error.value.remedy))

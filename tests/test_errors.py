@@ -1,4 +1,4 @@
-"""Errors say what, where and what to do, and survive copying and other processes."""
+"""Errors have what, where and remedy, and survive copying and pickling."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from slipstream.errors import (
 )
 
 
-def test_the_three_parts_are_shown_one_a_line() -> None:
+def test_the_three_parts_are_on_separate_lines() -> None:
     error = SlipstreamError("it broke", where="a.py:3", remedy="mend it")
     assert str(error) == "it broke\n  where: a.py:3\n  try: mend it"
     assert str(SlipstreamError("it broke")) == "it broke"
 
 
-def test_usage_errors_leave_with_2_and_others_with_1() -> None:
+def test_usage_errors_exit_with_2_and_others_with_1() -> None:
     assert InvalidArgumentError("x", "is wrong").exit_code == 2
     assert UnknownNameError("arm", "x", []).exit_code == 2
     assert MeasurementError("x").exit_code == 1
 
 
-def test_python_s_own_classes_catch_them() -> None:
+def test_built_in_exception_classes_catch_them() -> None:
     assert issubclass(InvalidArgumentError, ValueError)
     assert issubclass(UnknownNameError, LookupError)
 
@@ -39,7 +39,7 @@ def test_a_mistyped_name_gets_a_suggestion() -> None:
     assert error.remedy == "did you mean lowrank?"
 
 
-def test_an_unknown_name_lists_the_known_but_not_hundreds() -> None:
+def test_an_unknown_name_lists_the_known_ones_but_not_hundreds() -> None:
     assert UnknownNameError("arm", "zzz", ["b", "a"]).remedy == "known: a, b"
     some = UnknownNameError("arm", "zzz", [f"name{n:03}" for n in range(30)]).remedy or ""
     assert some.endswith("name029"), "the one that is wanted may be the last"
@@ -55,7 +55,7 @@ def test_a_measurement_error_names_arm_block_and_phase() -> None:
     assert error.where == "arm fast, block 7, phase measure, a.py:3"
 
 
-def test_a_missing_extra_says_what_to_install() -> None:
+def test_a_missing_extra_names_what_to_install() -> None:
     error = MissingExtraError("Parquet export", "pyarrow", "parquet")
     assert "pip install 'slipstream[parquet]'" in str(error)
 

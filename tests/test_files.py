@@ -1,4 +1,4 @@
-"""A file is replaced whole, or left as it was."""
+"""A file is replaced completely, or unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slipstream.files import (
 )
 
 
-def test_what_was_written_takes_the_files_place(tmp_path: Path) -> None:
+def test_new_content_takes_the_files_place(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("before")
     with replacing(path) as temporary:
@@ -33,7 +33,7 @@ def test_what_was_written_takes_the_files_place(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failure_leaves_the_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_failure_leaves_the_file_and_no_temporary_one(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("before")
 
@@ -48,7 +48,7 @@ def test_a_failure_leaves_the_file_and_nothing_beside_it(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_its_rights_are_those_of_any_new_file(tmp_path: Path) -> None:
+def test_its_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
     (plain := tmp_path / "plain").write_text("")
     with replacing(tmp_path / "a.txt") as temporary:
         temporary.write_text("")
@@ -77,7 +77,7 @@ def _huge(path: Path) -> None:
         _huge,
     ],
 )
-def test_what_holds_no_array_of_numbers_is_refused(
+def test_a_file_without_a_numeric_array_is_refused(
     write: Callable[[Path], object], tmp_path: Path
 ) -> None:
     write(path := tmp_path / "a.npy")
@@ -106,7 +106,7 @@ with temporary_folder("graph") as folder, Child() as child:
 """
 
 
-def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(
+def test_leftovers_of_a_killed_process_are_removed_and_files_of_a_running_one_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -133,7 +133,7 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_user_put_there_is_no_leftover_of_ours(
+def test_a_file_of_another_user_is_not_a_leftover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

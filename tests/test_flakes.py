@@ -1,4 +1,4 @@
-"""What passes at the second try is told each time, and fails at the third."""
+"""A test that passes on a retry is reported each time, and fails at the third."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def again(folder: Path, text: str) -> tuple[int, str]:
     return run.returncode, run.stdout
 
 
-def test_a_flake_is_named_and_its_third_time_fails(tmp_path: Path) -> None:
+def test_a_flake_is_named_and_fails_the_third_time(tmp_path: Path) -> None:
     text = "def test_now_and_then():\n    pass\n"
     found = [again(tmp_path, text) for _ in range(3)]
     assert [code for code, _ in found] == [0, 0, 1]
@@ -31,7 +31,7 @@ def test_a_flake_is_named_and_its_third_time_fails(tmp_path: Path) -> None:
         assert f"FLAKE test_one.py::test_now_and_then (seen {count} of 3 times" in output
 
 
-def test_what_fails_twice_is_no_flake(tmp_path: Path) -> None:
+def test_a_test_that_fails_twice_is_not_a_flake(tmp_path: Path) -> None:
     code, output = again(tmp_path, "def test_never():\n    raise ValueError\n")
     assert code == 1
     assert "FLAKE" not in output

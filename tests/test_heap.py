@@ -1,4 +1,4 @@
-"""The heap, in processes of its own: what is set cannot be put back."""
+"""The heap, in separate processes, because its settings cannot be undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from slipstream import heap
 
-# Larger than what glibc keeps by itself after the first free.
+# Larger than what glibc retains by default after the first free.
 _FAULTS = """
 import ctypes, sys
 from slipstream import heap
@@ -48,17 +48,17 @@ def test_a_process_that_keeps_its_pages_faults_them_in_once() -> None:
 
 
 @needs_glibc
-def test_the_environment_variables_do_the_same() -> None:
+def test_environment_variables_have_the_same_effect() -> None:
     assert faults("as it is", **heap.KEEPING) < 100
 
 
-def test_page_faults_are_counted_upwards() -> None:
+def test_page_faults_only_increase() -> None:
     before = heap.page_faults()
     bytearray(8 << 20)
     assert heap.page_faults() >= before
 
 
-def test_without_the_c_librarys_options_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_options_of_the_c_library_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_mallopt", lambda: None)
     assert not heap.can_keep_pages()
     assert not heap.keep_pages()

@@ -1,4 +1,4 @@
-"""The mutation gate: the faults it plants by hand, what it excuses, and how it chooses tests."""
+"""The mutation gate: faults planted by hand, excused faults, and the choice of tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_planted_fault_finds_its_code(entry: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("entry", _WRITTEN["unseen"], ids=lambda fault: fault["fault"])
-def test_an_excused_fault_is_still_one(entry: dict[str, str]) -> None:
+def test_an_excused_fault_still_exists(entry: dict[str, str]) -> None:
     assert entry["fault"] in {fault.digest for fault in faults_of(entry["file"])}
     assert entry["because"]
 
@@ -48,7 +48,7 @@ def sign(x):
 '''
 
 
-def test_a_place_is_come_by_where_its_innermost_statement_runs(
+def test_a_place_is_reached_if_its_innermost_statement_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = importlib.util.spec_from_file_location(
@@ -84,7 +84,7 @@ def of_a_constant() -> Fault:
     )
 
 
-def test_a_constant_is_come_by_where_it_is_read() -> None:
+def test_a_constant_is_reached_where_it_is_read() -> None:
     fault = of_a_constant()
     lines = mutants._lines(fault)
     tree = ast.parse((ROOT / fault.path).read_text("utf-8"))
@@ -97,7 +97,7 @@ def test_a_constant_is_come_by_where_it_is_read() -> None:
         assert any(node.lineno < line <= node.body[-1].lineno for line in lines)
 
 
-def test_tests_that_come_by_are_chosen_quick_ones_first(
+def test_recorded_tests_are_chosen_quick_ones_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = of_a_constant()
@@ -115,14 +115,14 @@ def test_tests_that_come_by_are_chosen_quick_ones_first(
         mutants.Choice(near, (f"{near}::test_b",)), mutants.Choice(far, (f"{far}::test_a",)),
     ]  # fmt: skip
     assert found[-1] == mutants.Choice(near, (f"{near}::test_c",))
-    # Of the others nobody knows, nor of what was written since.
+    # Tests without a record, or changed since, are unknown.
     others = {choice.path for choice in found[2:-1] if not choice.tests}
     assert others == {*mutants.tests_of(fault.path, fault.place)} - {near, far}
     os.utime(reached, ns=(0, 0))
     assert mutants.Choice(near) in mutants._in_order(fault)
 
 
-def test_what_caught_a_fault_is_kept_and_comes_first(
+def test_the_test_that_caught_a_fault_is_stored_and_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault, near = of_a_constant(), "tests/measure/test_claims.py"
@@ -134,7 +134,7 @@ def test_what_caught_a_fault_is_kept_and_comes_first(
              ("survivor", False, "")]  # fmt: skip
     rows = [mutants.Outcome(fault, "", "", caught, by, 1, 1, 1.0) for fault, caught, by in tried]
     mutants.REPORT.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    # What is no fault any more is dropped.
+    # Faults that no longer exist are dropped.
     mutants._keep({fault.digest, "survivor", "new"})
     assert mutants.CAUGHT.read_text() == f"{fault.digest}\t{near}::test_b\n"
     assert mutants._choice(fault) == [mutants.Choice("others")], "the file is gone"

@@ -1,4 +1,4 @@
-"""A number is as certain as the least certain thing it rests on."""
+"""A number is as certain as its least certain input."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_combining_is_associative_and_keeps_the_weakest(
     assert weakest(a) in a
 
 
-def test_what_was_seen_is_stronger_than_what_was_told() -> None:
+def test_measured_is_stronger_than_declared() -> None:
     assert weakest([Provenance.MEASURED, Provenance.USER]) is Provenance.USER
     assert weakest([Provenance.FITTED, Provenance.MICROBENCHMARK]) is Provenance.FITTED
     assert weakest([Provenance.SIMULATED, Provenance.DATASHEET]) is Provenance.DATASHEET
 
 
-def test_nothing_has_no_provenance() -> None:
+def test_an_empty_combination_has_no_provenance() -> None:
     with pytest.raises(ValueError, match="empty"):
         weakest([])
 

@@ -1,4 +1,4 @@
-"""A database of ours opens, upgrades, survives, or says in words why not."""
+"""Databases of the package open, upgrade, survive failures, or explain what is wrong."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _python(program: str, *arguments: object, **options: object) -> subprocess.P
     )
 
 
-def test_a_new_database_is_made_with_its_folder(tmp_path: Path) -> None:
+def test_a_new_database_is_created_with_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "r.db"
     connection = open_database(path, [_FIRST, _SECOND])
     with transaction(connection):
@@ -59,7 +59,7 @@ def test_a_new_database_is_made_with_its_folder(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_an_old_one_is_upgraded_and_keeps_its_rows(tmp_path: Path) -> None:
+def test_an_old_database_is_upgraded_and_keeps_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     old = open_database(path, [_FIRST])
     old.execute("INSERT INTO number VALUES (7)")
@@ -96,7 +96,7 @@ def test_an_old_schema_cannot_be_upgraded_read_only(tmp_path: Path) -> None:
         open_database(path, [_FIRST, _SECOND], read_only=True)
 
 
-def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "theirs.db"
     theirs = sqlite3.connect(path)
     theirs.execute("CREATE TABLE number (precious)")
@@ -109,7 +109,7 @@ def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("these are my notes, " * 100)
     with pytest.raises(StoreError, match="not a database") as caught:
@@ -118,26 +118,26 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     assert re.search(r"\bmove\b.*\bfile\b", caught.value.remedy or "")
 
 
-def test_a_missing_file_is_not_made_by_looking(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_created_by_reading(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no such database"):
         open_database(tmp_path / "r.db", [_FIRST], read_only=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError) as caught:
         open_database(tmp_path / "file" / "r.db", [_FIRST])
     assert "--store" in (caught.value.remedy or "")
 
 
-def test_odd_names_are_names(tmp_path: Path) -> None:
+def test_unusual_names_work(tmp_path: Path) -> None:
     path = tmp_path / "50% of? #1 ünï.db"
     open_database(path, [_FIRST]).close()
     assert _numbers(path) == []
 
 
-def test_a_full_disk_is_said_and_leaves_the_database_whole(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_database_stays_intact(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     connection = open_database(path, [_FIRST])
     connection.execute("INSERT INTO number VALUES (1)")
@@ -155,7 +155,7 @@ def test_a_full_disk_is_said_and_leaves_the_database_whole(tmp_path: Path) -> No
     assert _numbers(path) == [1]
 
 
-def test_a_file_that_may_not_grow_is_said_too(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     open_database(path, [_FIRST]).close()
     writer = _python(
@@ -209,15 +209,15 @@ def test_kill_minus_9_loses_only_the_open_transaction(tmp_path: Path) -> None:
     rest = [int(line) for line in writer.communicate()[0].splitlines()]
     found = _numbers(path)
     assert found == list(range(len(found)))
-    # What was printed had been inserted before its commit: at most that one is missing.
+    # A printed row was inserted before its commit: at most that one is missing.
     assert len(found) >= max([200, *rest])
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3])
-def test_a_file_that_another_makes_while_it_is_opened_is_ours(
+def test_a_file_created_by_another_process_during_opening_is_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
-    """Between any two questions about a new file."""
+    """Runs between any two queries about a new file."""
     path = tmp_path / "r.db"
     connect = sqlite3.connect
     statements: list[str] = []
@@ -239,7 +239,7 @@ def test_a_file_that_another_makes_while_it_is_opened_is_ours(
     assert len(statements) > moment
 
 
-def test_processes_that_open_a_new_file_at_once_agree(tmp_path: Path) -> None:
+def test_processes_that_open_a_new_file_concurrently_agree(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     program = """
         import sys
@@ -264,7 +264,7 @@ def test_processes_that_open_a_new_file_at_once_agree(tmp_path: Path) -> None:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that others can read: every pytest that starts closes those of `tmp_path` again."""
+    """A folder that others can read: every pytest run closes those of `tmp_path` again."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""One table, shown in a terminal, as Markdown or as JSON, says the same everywhere."""
+"""A table shows the same in a terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _printed(table: Table, monkeypatch: pytest.MonkeyPatch, width: int) -> str:
     return file.getvalue()
 
 
-def test_a_row_of_another_length_is_a_mistake() -> None:
+def test_a_row_of_another_length_is_an_error() -> None:
     with pytest.raises(ValueError, match="a row of 1 cells under 2 columns"):
         Table([Column("a"), Column("b")], [(1,)])
 
 
-def test_markdown() -> None:
+def test_renders_markdown() -> None:
     table = Table(
         [Column("a|b"), Column("n", "right")], [("x|y\nz", 1.5), (None, 2)], "Title", ["note"]
     )
@@ -38,26 +38,26 @@ def test_markdown() -> None:
     )
 
 
-def test_what_leads_stands_above_the_title(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lead_is_above_the_title(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table([Column("a")], [(1,)], "title", lead=["first <this>"])
     assert _printed(table, monkeypatch, 80).splitlines()[:2] == ["first <this>", "title"]
     assert table.to_markdown().startswith("first <this>\n\n**title**")
     assert table.to_html().startswith("<p>first &lt;this&gt;</p><table>")
 
 
-def test_without_rows_the_notes_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rows_only_the_notes_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table([Column("technique"), Column("gain")], [], title="predicted", notes=["none."])
     assert _printed(table, monkeypatch, 80).split() == ["predicted", "none."]
 
 
-def test_nothing_is_taken_for_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_interpreted_as_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table([Column("ratio [low, high]")], [("[bold]x[/bold]",)], "t [red]itle", ["[n]"])
     shown = _printed(table, monkeypatch, 80)
     for text in ("ratio [low, high]", "[bold]x[/bold]", "t [red]itle", "[n]"):
         assert text in shown
 
 
-def test_a_narrow_terminal_drops_optional_columns_and_says_which(
+def test_a_narrow_terminal_drops_optional_columns_and_names_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = Table(
@@ -75,7 +75,7 @@ def test_a_narrow_terminal_drops_optional_columns_and_says_which(
     assert "first, second" in " ".join(narrow.split())
 
 
-def test_rows_that_cannot_stand_side_by_side_stand_below_each_other(
+def test_rows_too_wide_for_one_line_are_stacked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = Table(
@@ -107,7 +107,7 @@ _NAMES = Table(
 
 
 @pytest.mark.parametrize("width", range(20, 90))
-def test_a_name_is_never_cut_within_a_word_and_its_mark_stays_with_it(
+def test_a_name_is_never_split_within_a_word_or_from_its_mark(
     monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     lines = _printed(_NAMES, monkeypatch, width).splitlines()
@@ -119,8 +119,8 @@ def test_a_name_is_never_cut_within_a_word_and_its_mark_stays_with_it(
     assert all(len(line.rstrip()) <= width for line in lines)
 
 
-def test_other_columns_give_way_before_a_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    # All of it takes 37 + 5 + 25 characters, and two between columns.
+def test_other_columns_shrink_before_a_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The full table takes 37 + 5 + 25 characters, and two between columns.
     assert len(_printed(_NAMES, monkeypatch, 71).splitlines()) == 3
     narrower = [line.rstrip() for line in _printed(_NAMES, monkeypatch, 65).splitlines()]
     assert narrower[1:] == [
@@ -130,7 +130,7 @@ def test_other_columns_give_way_before_a_name_does(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_a_reader_that_left_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Left(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -139,12 +139,12 @@ def test_a_reader_that_left_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         Table([Column("a")], [(1,)]).print(Left())
 
 
-def test_no_cell_is_lost_however_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cell_is_lost_at_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = _printed(Table([Column("word")], [("abcdefghij" * 5,)]), monkeypatch, 20)
     assert "".join(shown.split()) == "word" + "abcdefghij" * 5
 
 
-def test_records_keep_the_values() -> None:
+def test_records_preserve_the_values() -> None:
     assert Table([Column("a"), Column("b")], [(1, None)]).to_records() == [{"a": 1, "b": None}]
 
 
@@ -159,7 +159,7 @@ class _Colour(StrEnum):
         ("\u202eevil", r"\u202eevil"),
     ],
 )  # fmt: skip
-def test_what_a_terminal_would_obey_is_escaped(
+def test_control_characters_are_escaped(
     text: str, escape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table([Column("a")], [(text,)], f"title {text}", [f"note {text}"], [f"lead {text}"])
@@ -177,7 +177,7 @@ class _Point:
     colour: _Colour
 
 
-def test_json_holds_numbers_as_numbers() -> None:
+def test_json_has_numbers_as_numbers() -> None:
     value = {
         _Colour.GREEN: np.int64(3),
         "f": np.float32(0.5),
@@ -207,12 +207,12 @@ _plain = st.recursive(
 
 
 @given(_plain)
-def test_what_json_has_comes_back_as_it_was(value: object) -> None:
+def test_json_values_round_trip(value: object) -> None:
     assert json.loads(to_json([value])) == [value]
 
 
 @given(st.sampled_from([math.nan, math.inf, -math.inf, np.float64("nan"), np.float32("inf")]))
-def test_what_json_lacks_is_null(value: float) -> None:
+def test_values_that_json_lacks_become_null(value: float) -> None:
     assert json_values([value]) == [None]
 
 

@@ -1,4 +1,4 @@
-"""The grammar of techniques, combinations, and the registry."""
+"""The grammar of techniques, combinations and the registry."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from slipstream.techniques.precision import Amp
 
 
 class Plain(TechniqueSettings):
-    """The rest of the protocol, for techniques whose settings are what is tested."""
+    """The remainder of the protocol, for techniques of which only settings are tested."""
 
     name: ClassVar[str] = "plain"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
@@ -80,7 +80,7 @@ class Shrink(Plain):
 
 @dataclass(frozen=True)
 class Late(Plain):
-    """No settings, a late stage, and something it does not go with."""
+    """No settings, a late stage, and a conflict."""
 
     name: ClassVar[str] = "late"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, conflicts=frozenset(["amp"]))
@@ -96,7 +96,7 @@ class Demanding(Plain):
 
 
 class Installed:
-    """Stands for what other packages have registered."""
+    """Fake of the registrations of other packages."""
 
     def __init__(self) -> None:
         self.module = types.ModuleType("another_package")
@@ -131,12 +131,12 @@ shrinks = st.builds(
 
 
 @given(technique=shrinks)
-def test_what_is_written_is_read_back(technique: Shrink) -> None:
+def test_a_spec_round_trips(technique: Shrink) -> None:
     assert parse(str(technique)) == (technique,)
 
 
 @given(technique=shrinks)
-def test_a_combination_is_read_back_in_stage_order(technique: Shrink) -> None:
+def test_a_combination_is_parsed_in_stage_order(technique: Shrink) -> None:
     both = (technique, Amp())
     assert parse(combination_name(both)) == both
     assert parse(combination_name(both[::-1])) == both
@@ -154,22 +154,22 @@ def test_a_setting_named_like_a_keyword_is_written_without_the_underscore() -> N
     assert str(technique) == "shrink:0.5,only=layers.*,except=*.norm"
 
 
-def test_a_name_has_the_main_setting_and_what_differs_from_the_default() -> None:
+def test_a_name_has_the_main_setting_and_differences_from_the_default() -> None:
     assert str(Amp()) == "amp:bf16"
     assert str(Shrink(warm=True, how="random")) == "shrink:0.5,how=random,warm=true"
     assert str(Late()) == "late"
 
 
-def test_no_technique_has_a_name_too() -> None:
+def test_the_empty_technique_has_a_name() -> None:
     assert combination_name(()) == "as it is"
 
 
 @pytest.mark.parametrize("text", ["shrink:warm=yes", "shrink:warm=1", "shrink:warm=TRUE"])
-def test_true_is_written_in_several_ways(text: str) -> None:
+def test_true_has_several_spellings(text: str) -> None:
     assert parse(text) == (Shrink(warm=True),)
 
 
-def test_none_is_a_value_of_what_may_be_none() -> None:
+def test_none_is_a_value_of_optional_settings() -> None:
     assert parse("shrink:rank=none") == parse("shrink:rank=") == (Shrink(),)
 
 
@@ -197,7 +197,7 @@ def test_none_is_a_value_of_what_may_be_none() -> None:
         ("demanding", UsageError, "demanding:budget="),
     ],
 )
-def test_what_is_not_in_the_grammar_is_refused_in_words(
+def test_invalid_specs_are_refused_with_an_explanation(
     text: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -206,7 +206,7 @@ def test_what_is_not_in_the_grammar_is_refused_in_words(
 
 
 @given(text=st.text(max_size=30) | st.from_regex(r"(amp|shrink|late)[:+,=a-z0-9.]{0,12}"))
-def test_any_text_is_techniques_or_a_usage_error(text: str) -> None:
+def test_any_text_is_a_technique_or_a_usage_error(text: str) -> None:
     try:
         found = parse(text)
     except UsageError:
@@ -214,7 +214,7 @@ def test_any_text_is_techniques_or_a_usage_error(text: str) -> None:
     assert parse(combination_name(found)) == found
 
 
-def test_ours_are_registered_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_techniques_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     found = technique.registry()
     assert found["amp"] is Amp
@@ -224,7 +224,7 @@ def test_ours_are_registered_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
             assert hasattr(kind, member), f"{name} has no {member}"
 
 
-def test_one_that_declares_no_traits_is_told_of_once(installed: Installed) -> None:
+def test_a_technique_without_traits_is_reported_once(installed: Installed) -> None:
     @dataclass(frozen=True)
     class Undeclared(Plain):
         name: ClassVar[str] = "undeclared"
@@ -239,7 +239,7 @@ def test_one_that_declares_no_traits_is_told_of_once(installed: Installed) -> No
         technique.registry()
 
 
-def test_one_of_another_package_is_found_and_parsed(installed: Installed) -> None:
+def test_a_technique_of_another_package_is_found_and_parsed(installed: Installed) -> None:
     @dataclass(frozen=True)
     class Theirs(Plain):
         strength: int = 1
@@ -255,7 +255,7 @@ def test_one_of_another_package_is_found_and_parsed(installed: Installed) -> Non
     "value",
     ["another_package:NotThere", "no_such_package:Kind", "amp", "json:dumps", "json:JSONDecoder"],
 )
-def test_a_broken_plug_in_is_skipped_unless_it_is_named(installed: Installed, value: str) -> None:
+def test_a_broken_plug_in_is_skipped_unless_named(installed: Installed, value: str) -> None:
     installed.points.append(EntryPoint("broken", value, technique.GROUP))
     with pytest.warns(SlipstreamWarning, match=r"'broken'.*skipped"):
         assert {"amp", "shrink"} <= technique.registry().keys() - {"broken"}
@@ -280,14 +280,14 @@ def test_predictions_are_folded_in_stage_order() -> None:
     assert combine(graph, [Late(), Shrink()], None) == ["shrink:0.5", "late"]  # type: ignore[arg-type]
 
 
-def test_the_wall_clock_shows_what_moves_to_other_cores() -> None:
+def test_the_wall_clock_shows_work_moved_to_other_cores() -> None:
     from slipstream.techniques.threads import Threads
 
     assert technique.clock((Amp(), Threads(2))) == "wall"
     assert technique.clock((Amp(),)) == "cpu"
 
 
-def test_a_combination_has_one_order_whatever_order_it_is_written_in() -> None:
+def test_a_combination_has_one_order_however_it_is_written() -> None:
     assert combination_name(parse("shrink+demanding:1")) == "demanding:1.0+shrink:0.5"
     assert parse("shrink+demanding:1") == parse("demanding:1+shrink")
 
@@ -307,9 +307,7 @@ REPLICAS = Traits(stage=Stage.DISTRIBUTION, replicas="makes")
         (Traits(), Traits(), True),
     ],
 )
-def test_what_cannot_stand_together_follows_from_traits(
-    first: Traits, other: Traits, together: bool
-) -> None:
+def test_compatibility_follows_from_traits(first: Traits, other: Traits, together: bool) -> None:
     a, b = (
         type(name, (Plain,), {"name": name, "traits": t})
         for name, t in zip("ab", (first, other), strict=True)
@@ -317,7 +315,7 @@ def test_what_cannot_stand_together_follows_from_traits(
     assert technique.clash(a, b) is technique.clash(b, a) is not together  # type: ignore[arg-type]
 
 
-def test_workers_of_what_makes_no_replicas_are_nobodys_replicas(
+def test_workers_of_a_technique_without_replicas_are_not_replicas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
@@ -332,11 +330,11 @@ def test_a_misspelt_trait_is_refused() -> None:
         Traits(replicas="make")  # type: ignore[arg-type]
 
 
-def test_amp_keeps_the_protocol() -> None:
+def test_amp_satisfies_the_protocol() -> None:
     assert isinstance(Amp(), Technique)
 
 
-def test_looking_for_techniques_loads_nothing_that_only_their_use_needs() -> None:
+def test_finding_techniques_loads_nothing_that_only_their_use_needs() -> None:
     code = "import sys\nfrom slipstream import technique\ntechnique.registry()\n"
     code += "sys.exit(bool({'scipy', 'sklearn', 'onnx', 'rich'} & set(sys.modules)))\n"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -357,7 +355,7 @@ def test_only_the_named_techniques_are_imported() -> None:
 
 @dataclass(frozen=True)
 class Picky(Choosing):
-    """Chooses modules and does nothing to them."""
+    """Chooses modules without changing them."""
 
     only: str = "*"
     except_: str | None = None
@@ -370,13 +368,13 @@ def match(module: str, refusal: str | None = None) -> Match:
     return Match("linear", module, (0,), (), spec, spec, {}, refusal=refusal)
 
 
-def test_what_is_chosen_can_be_exchanged_and_has_the_name() -> None:
+def test_chosen_modules_can_be_replaced_and_have_the_name() -> None:
     found = [match("a", "a is packed"), match("b.0"), match("b.1"), match("c")]
     assert Picky("b.*", "b.1").chosen(found) == [found[1]]
     assert Picky().chosen(found) == found[1:]
 
 
-def test_why_nothing_is_chosen() -> None:
+def test_an_empty_choice_has_a_reason() -> None:
     found = [match("a", "a is packed"), match("b")]
     assert Picky().why_none_of([], "the step has no layer") == "the step has no layer"
     assert Picky().why_none_of(found[:1], "") == "a is packed"

@@ -1,4 +1,4 @@
-"""Quantities read back as they were written, and nothing else is accepted."""
+"""Quantities are parsed as they were formatted, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _ROUNDING = 0.5 / 100
 
 
 @given(st.floats(1e-2, 1e18))
-def test_a_formatted_duration_parses_to_the_same_within_its_digits(nanoseconds: float) -> None:
+def test_a_formatted_duration_parses_back_within_its_digits(nanoseconds: float) -> None:
     again = parse_duration_ns(format_duration(nanoseconds))
     assert again == pytest.approx(nanoseconds, rel=1.01 * _ROUNDING)
 
 
 @given(st.integers(0, 2**49))
-def test_a_formatted_size_parses_to_the_same_within_its_digits(count: int) -> None:
+def test_a_formatted_size_parses_back_within_its_digits(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=1.01 * _ROUNDING, abs=0.5)
 
 
@@ -63,7 +63,7 @@ def test_a_formatted_duration_is_short(nanoseconds: float) -> None:
         ("0s", 0.0),
     ],
 )
-def test_durations(text: str, nanoseconds: float) -> None:
+def test_formats_durations(text: str, nanoseconds: float) -> None:
     assert parse_duration_ns(text) == pytest.approx(nanoseconds)
 
 
@@ -71,7 +71,7 @@ def test_durations(text: str, nanoseconds: float) -> None:
     ("text", "count"),
     [("8GiB", 8 << 30), ("100MB", 100_000_000), ("5", 5), ("1 kib", 1024), ("0.5KiB", 512)],
 )
-def test_sizes(text: str, count: int) -> None:
+def test_formats_sizes(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
@@ -79,7 +79,7 @@ def test_sizes(text: str, count: int) -> None:
     ("text", "bytes_per_s"),
     [("1gbit", 125e6), ("1gbit/s", 125e6), ("12.5GB", 12.5e9), (" 100 MB/s ", 100e6)],
 )
-def test_bandwidths(text: str, bytes_per_s: float) -> None:
+def test_formats_bandwidths(text: str, bytes_per_s: float) -> None:
     assert parse_bandwidth(text) == pytest.approx(bytes_per_s)
 
 
@@ -88,14 +88,14 @@ def test_bandwidths(text: str, bytes_per_s: float) -> None:
     "text",
     ["", "fast", "ms", "-1s", "-1GB", "1e999", "1e308TB", "1e308h", "1 parsec", "nan", "1s2"],
 )
-def test_what_is_no_quantity_is_refused_by_the_name_of_its_argument(parse, text: str) -> None:
+def test_an_invalid_quantity_is_refused_by_the_name_of_its_argument(parse, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse(text, "budget")
     assert caught.value.argument == "budget"
     assert caught.value.remedy is not None
 
 
-def test_no_bandwidth_is_not_a_bandwidth() -> None:
+def test_zero_bandwidth_is_not_a_bandwidth() -> None:
     with pytest.raises(InvalidArgumentError):
         parse_bandwidth("0gbit")
 
@@ -114,11 +114,11 @@ def test_no_bandwidth_is_not_a_bandwidth() -> None:
         (math.inf, "-"),
     ],
 )
-def test_durations_as_people_read_them(nanoseconds: float, text: str) -> None:
+def test_formats_durations_for_people(nanoseconds: float, text: str) -> None:
     assert format_duration(nanoseconds) == text
 
 
-def test_the_other_formats() -> None:
+def test_other_formats() -> None:
     assert format_bytes(1536) == "1.50 KiB"
     assert format_bytes(17) == "17 B"
     assert format_ratio(1.3125) == "1.312x"
@@ -138,9 +138,7 @@ def test_the_other_formats() -> None:
         (math.nan, 0.5, 2.0, "[–, –]"),
     ],
 )
-def test_an_end_that_says_nothing_is_a_dash(
-    middle: float, low: float, high: float, text: str
-) -> None:
+def test_a_meaningless_bound_is_a_dash(middle: float, low: float, high: float, text: str) -> None:
     assert format_reach(middle, low, high) == text
 
 
@@ -152,12 +150,12 @@ def test_a_ratio_of_times_is_inverted_with_its_interval() -> None:
     assert format_speedup((math.nan, 0.0, math.inf)) == "-"
 
 
-def test_a_difference_that_says_nothing_is_a_dash() -> None:
+def test_a_meaningless_difference_is_a_dash() -> None:
     assert format_detectable(0.012) == "±1.2 %"
     assert format_detectable(math.expm1(700.0)) == format_detectable(math.nan) == "–"
 
 
-def test_articles() -> None:
+def test_chooses_articles() -> None:
     names = ("int", "str", "Adam", "UNet", "SGD", "LSTM", "Linear", "GRU", "")
     assert " ".join(with_article(name) for name in names) == (
         "an int a str an Adam a UNet an SGD an LSTM a Linear a GRU a "

@@ -1,4 +1,4 @@
-"""``pytest --times``: what every folder of tests costs, in processor seconds.
+"""``pytest --times``: CPU seconds of every folder of tests.
 
 Processor time, of a test and of the processes it started and waited for, is what a machine with
 neighbours does not change much; what fixtures take counts for the first test that asks for them.
@@ -15,12 +15,11 @@ import pytest
 
 _PROPERTY = "cpu_s"
 _BEGIN: pytest.StashKey[float] = pytest.StashKey()
-# Tests that are listed by name.
+# Number of tests that are listed by name.
 _SLOWEST = 30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option ``--times``."""
     parser.addoption(
         "--times", action="store_true", help="print the processor seconds of every folder"
     )
@@ -28,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Note the test's processor time where its reports carry it to the controlling process."""
+    """Note the test's CPU time in its reports, which reach the controlling process."""
     item.stash[_BEGIN] = _cpu_s()
     return (yield)
 
@@ -42,7 +41,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table that ``--times`` asks for, and in any case the sum."""
+    """Print the table for ``--times``, and always the sum."""
     seconds: dict[str, float] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -68,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _cpu_s() -> float:
-    """Processor seconds of this process and of those it waited for."""
+    """Return CPU seconds of this process and of those it waited for."""
     own, theirs = (
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )

@@ -1,4 +1,4 @@
-"""Models small enough to be captured in a second, of the kinds people train."""
+"""Models of common kinds, small enough to be captured in a second."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Convolutions, batch norm, a residual connection, an activation in place."""
+    """Convolutions, batch norm, a residual connection, an in-place activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Recurrent(nn.Module):
 
 
 class Dropped(nn.Module):
-    """Attention written out, with dropout, and a head that shares the embedding's weight."""
+    """Attention written out, with dropout, and a head tied to the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def parts(name: str) -> tuple[Any, ...]:
-    """(model, batch, loss, optimizer) by the name in `MODELS`; "NAME inference": (model, input)."""
+    """Return (model, batch, loss, optimizer) by name; (model, input) for "NAME inference"."""
     kind = name.removesuffix(" inference")
     torch.manual_seed(0)
     model = MODELS[kind]()
@@ -151,12 +151,12 @@ def workload(name: str) -> Workload:
 
 @cache
 def captured(name: str) -> Graph:
-    """The graph of one of the models; captured once per test run."""
+    """Return the graph of one of the models; captured once per test run."""
     return profile(workload(name), warmup=1, steps=3, threads=1)
 
 
 def record(built: BuiltWorkload, *needs: str, steps: int = 3) -> Graph:
-    """One step of what was built, recorded in this process with the statistics in `needs`.
+    """Return one recorded step of a built workload, with the statistics in `needs`.
 
     Without the page faults it has here and today, as the process goes on.
     """

@@ -1,4 +1,4 @@
-"""Tests of Triton's kernels run in a process of their own.
+"""Tests of Triton's kernels run in separate processes.
 
 Whether kernels are interpreted is decided when they are first imported, and torch imports Triton
 when it compiles.
@@ -17,7 +17,7 @@ from pathlib import Path
 def run_tests(
     file: Path, tmp_path: Path, require: Callable[[str, bool, str], None], *, interpreted: bool
 ) -> None:
-    """Run the tests of `file`, whose name pytest does not collect by itself.
+    """Run the tests of `file`, whose name pytest does not collect by default.
 
     Args:
         interpreted: by Triton's interpreter, on the CPU; else they are compiled.
