@@ -294,7 +294,7 @@ def test_a_capture_collects_once_and_leaves_frozen_objects_frozen(
         gc.unfreeze()
 
 
-def test_garbage_stays_if_collection_is_disabled() -> None:
+def test_disabled_garbage_collection_stays_disabled() -> None:
     gc.disable()
     try:
         profile(workload("mlp"), warmup=1, steps=3, threads=1)
