@@ -94,7 +94,7 @@ def _predicted(name: str, ratio: float, kind: QualityKind, width: float = 0.01) 
     )  # fmt: skip
 
 
-def test_explains_why_a_smaller_gain_is_ranked_first() -> None:
+def test_explains_why_the_largest_gain_is_not_chosen() -> None:
     batch = _predicted("batch_size:x2", 0.5, QualityKind.NEEDS_TRAINING)
     vague = _predicted("amp:bf16", 0.6, QualityKind.ROUNDING, width=0.5)
     fused = _predicted("fused_optimizer:fused", 0.8, QualityKind.ROUNDING)

@@ -145,7 +145,7 @@ def test_repeated_ctrl_c_on_a_terminal(slipstream: Any, project: Path, snapshot:
 
 
 @pytest.mark.parametrize("workload", ["script.py", "function.py:endless"])
-def test_sigkill_leaves_only_known_files(
+def test_sigkill_changes_no_file_of_the_user(
     slipstream: Any, project: Path, snapshot: Snapshot, workload: str
 ) -> None:
     before = snapshot(project)
