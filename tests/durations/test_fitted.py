@@ -186,11 +186,11 @@ def known_durations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duration
 
 
 def test_a_ratio_uses_the_best_source_that_covers_both(
-    durations: Durations, monkeypatch: pytest.MonkeyPatch
+    known_durations: Durations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = mm(64, 64, 64), mm(128, 128, 128)
-    durations.measure([small, large])
-    found = durations.ratio(small, large)
+    known_durations.measure([small, large])
+    found = known_durations.ratio(small, large)
     assert found is not None
     assert found.provenance is Provenance.MICROBENCHMARK
     # 524,288 and 4,194,304 operations in addition to a call of 1,000 ns.
@@ -198,28 +198,28 @@ def test_a_ratio_uses_the_best_source_that_covers_both(
 
     odd = mm(96, 96, 96)
     monkeypatch.setattr(Benchmark, "broken", frozenset({odd.key}))
-    durations.measure([small, odd])
-    found = durations.ratio(small, odd)
+    known_durations.measure([small, odd])
+    found = known_durations.ratio(small, odd)
     assert found is not None
     # No neighbours yet, so the machine's limits, which were measured at the same time.
     assert found.provenance is Provenance.ROOFLINE
     assert found.value == pytest.approx((1000 + 17694.72) / (1000 + 5242.88), rel=0.01)
     assert found.spread == roofline.SPREAD
 
-    durations.measure([mm(n, n, n) for n in (32, 48, 80, 112, 160)])
-    found = durations.ratio(small, odd)
+    known_durations.measure([mm(n, n, n) for n in (32, 48, 80, 112, 160)])
+    found = known_durations.ratio(small, odd)
     assert found is not None
     assert found.provenance is Provenance.FITTED
     assert found.value == pytest.approx((1000 + 17694.72) / (1000 + 5242.88), rel=0.15)
     assert 0 < found.spread < 0.4
     # And once more from the file alone.
-    again = Durations(1, durations._path).ratio(small, odd)
+    again = Durations(1, known_durations._path).ratio(small, odd)
     assert again is not None
     assert math.isclose(again.value, found.value)
 
 
-def test_unknown_calls_have_no_prediction(durations: Durations) -> None:
-    assert durations.ratio(mm(8, 8, 8), mm(16, 16, 16)) is None
+def test_unknown_calls_have_no_prediction(known_durations: Durations) -> None:
+    assert known_durations.ratio(mm(8, 8, 8), mm(16, 16, 16)) is None
 
 
 def test_an_outlier_among_timings_of_one_size_is_ignored() -> None:
