@@ -80,7 +80,7 @@ def test_other_waits_are_not_communication() -> None:
     assert exposed_stretches(replay(with_exchanges(graph, exchange(1, ("big",))))) == []
 
 
-def test_exchanges_of_other_tensors_are_counted_separately() -> None:
+def test_exchanges_without_gradients_are_counted_by_name() -> None:
     graph = graph_of([(0, 10, 0), (1, 20, 0), (0, 5, 0)], [(0, 1), (1, 2)])
     timeline = replay(with_exchanges(graph, exchange(1, ())))
     name = graph.string(int(graph.tasks.name[1]))
