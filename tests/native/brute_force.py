@@ -1,4 +1,4 @@
-"""A second opinion: the rules of the engine, stepped from instant to instant over sets.
+"""An independent reference: the rules of the engine, stepped from time to time over sets.
 
 No heap, no compressed rows, no queues: at every instant it looks at everything. Written from the
 documented rules (`Policy`, `Resources`), not from the engine.
@@ -19,11 +19,11 @@ class Running:
     instance: Instance
     since: float
     until: float
-    boundary: float = -1.0  # the end of a quantum that something waits for
+    boundary: float = -1.0  # the end of a quantum that a task waits for
 
 
 def brute_force(program: Program) -> tuple[dict[Instance, float], dict[Instance, float]]:
-    """Start and end of every instance. Without resources; O(instances^2) and worse."""
+    """Return start and end of every instance, without resources, in O(instances^2) or worse."""
     assert program.needs is None
     lane = program.lane.tolist()
     instances = [(k, t) for k in range(program.steps) for t in range(program.tasks)]

@@ -1,4 +1,4 @@
-"""The program native/tests/lowbit_driver.cpp, built in one way or another, and what it printed."""
+"""The program native/tests/lowbit_driver.cpp, built with various options, and its output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the driver found for one kernel."""
+    """The driver's result for one kernel."""
 
     kernel: str
     problems: int
@@ -20,7 +20,7 @@ class Verdict:
 
 
 def build(folder: Path, *options: str, flags: str = "", source: Path = ROOT) -> Path:
-    """The driver, compiled into `folder` with CMake's `options` and the compiler's `flags`."""
+    """Compile the driver into `folder` with CMake's `options` and the compiler's `flags`."""
     configure = ["cmake", "-S", source, "-B", folder, f"-DCMAKE_CXX_FLAGS=-O1 {flags}", *options]
     for command in (configure, ["cmake", "--build", folder, "-j2", "--target", "lowbit_driver"]):
         done = subprocess.run(command, capture_output=True, text=True)
@@ -29,7 +29,7 @@ def build(folder: Path, *options: str, flags: str = "", source: Path = ROOT) -> 
 
 
 def run(*command: str | Path) -> tuple[list[Verdict], str]:
-    """Its verdicts, and all it wrote where something was wrong (empty when nothing was)."""
+    """Return its verdicts, and its output if there was an error (empty if not)."""
     done = subprocess.run(command, capture_output=True, text=True)
     found = re.findall(r"^(\w+) (\d+) problems (\d+) failures$", done.stdout, re.MULTILINE)
     verdicts = [Verdict(name, int(count), int(wrong)) for name, count, wrong in found]

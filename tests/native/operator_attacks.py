@@ -1,4 +1,4 @@
-"""A program: every operator of ours with arguments it was not made for, against references.
+"""A program: call every operator of the package with invalid arguments, against references.
 
 Every argument of a valid call is changed in every way below, one at a time. An operator may refuse;
 if it gives something, that is what its reference gives, or tensors without numbers. Prints JSON:
@@ -40,11 +40,11 @@ REALS = [float("nan"), float("inf"), -1.0, 0.0, 1e-300, 1e300, 0.3]
 
 
 class UndefinedError(Exception):
-    """The arguments contradict each other in a way no operator can see: anything may come."""
+    """The arguments contradict each other undetectably: any result is allowed."""
 
 
 class Sample(NamedTuple):
-    """A valid call of an operator, and what computes the same by other means."""
+    """A valid call of an operator, and an independent computation of its result."""
 
     arguments: tuple[Any, ...]
     reference: Callable[..., Any]
@@ -321,11 +321,11 @@ def scans() -> Iterator[tuple[str, Sample]]:
     yield "scan_diagonal_backward", Sample((a, h0, h, drawn(6, 21), False), diagonal_gradient)
 
 
-# ---- what is done to an argument ----
+# ---- changes of an argument ----
 
 
 def changed(value: Any) -> Iterator[tuple[str, Any]]:
-    """The ways to change an argument, each with its name."""
+    """Yield the ways to change an argument, each with its name."""
     if isinstance(value, torch.Tensor):
         yield from changed_tensor(value)
     elif isinstance(value, bool):
@@ -404,7 +404,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def attack(name: str, sample: Sample) -> Iterator[tuple[str, str]]:
-    """What came of each call: its description, and ``refused``, ``equal`` or ``wrong``."""
+    """Yield the outcome of each call: its description, and ``refused``, ``equal`` or ``wrong``."""
     operator = getattr(torch.ops.slipstream, name.partition(".")[0])
     operator = getattr(operator, name.partition(".")[2] or "default")
     arguments = sample.arguments
@@ -434,7 +434,7 @@ def attack(name: str, sample: Sample) -> Iterator[tuple[str, str]]:
 
 
 def defined() -> set[str]:
-    """The operators of all families; their modules are those that define any."""
+    """Return the operators of all families; their modules are those that define any."""
     root = Path(slipstream.__file__).parent
     for path in root.rglob("*.py"):
         if re.search(r"^define\(|^    define\(", path.read_text(), re.MULTILINE):

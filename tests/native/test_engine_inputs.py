@@ -1,4 +1,4 @@
-"""Bad input gives an error that names the element; nothing crashes."""
+"""Invalid input gives an error that names the element; nothing crashes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TWO = {"lane": np.array([0, 1]), "duration_ns": np.array([1.0, 2.0])}
         ({"names": ["a"]}, "names: has 1 entries"),
     ],
 )
-def test_a_bad_array_is_refused_with_its_element(change: dict[str, Any], message: str) -> None:
+def test_an_invalid_array_is_refused_with_its_element(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Program(**{**TWO, **change})
 
@@ -57,7 +57,7 @@ def test_a_bad_array_is_refused_with_its_element(change: dict[str, Any], message
         (([0, 1], [1]), "edges.dst: has shape"),
     ],
 )
-def test_a_bad_edge_is_refused(edges: tuple[Any, ...], message: str) -> None:
+def test_an_invalid_edge_is_refused(edges: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Program(**TWO, edges=Edges(*edges))
 
@@ -67,7 +67,7 @@ def test_more_than_the_capacity_is_refused_by_task_name() -> None:
         Program(**TWO, names=["add", "mm"], resources=Resources([4], [1, 1], [0, 0], [2, 3]))
 
 
-def test_amounts_that_overflow_are_refused_and_not_wrapped() -> None:
+def test_overflowing_amounts_are_refused_and_not_wrapped() -> None:
     with pytest.raises(GraphError, match="task 0 needs"):
         Program(**TWO, resources=Resources([4], [0] * 4, [0] * 4, [2**62] * 4))
 
@@ -82,12 +82,12 @@ def test_amounts_that_overflow_are_refused_and_not_wrapped() -> None:
         (([2**62, 2**62], [0, 0], [0, 0, 0], []), "tensors.nbytes: add up"),
     ],
 )
-def test_a_bad_tensor_is_refused(tensors: tuple[Any, ...], message: str) -> None:
+def test_an_invalid_tensor_is_refused(tensors: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Program(**TWO, tensors=Tensors(*tensors))
 
 
-def test_bytes_of_all_steps_together_are_counted_in_64_bits() -> None:
+def test_bytes_of_all_steps_are_summed_in_64_bits() -> None:
     tensors = Tensors([2**60], [0], [0, 0], [])
     assert Program(**TWO, tensors=tensors, steps=4).steps == 4
     with pytest.raises(InvalidArgumentError, match=r"tensors\.nbytes: add up"):
@@ -120,7 +120,7 @@ def test_an_edge_against_the_order_of_a_fixed_lane_is_a_cycle(backend: Any) -> N
 
 
 @pytest.mark.parametrize("backend", ["native", "python"])
-def test_a_task_that_waits_for_itself_is_a_cycle_unless_it_is_the_next_step(backend: Any) -> None:
+def test_a_task_that_waits_for_itself_is_a_cycle_unless_in_the_next_step(backend: Any) -> None:
     with pytest.raises(CycleError) as caught:
         Program(np.array([0]), np.ones(1), edges=Edges([0], [0])).compile(backend)
     assert caught.value.tasks == (0,)
@@ -137,7 +137,7 @@ def test_a_very_long_cycle_is_reported_without_recursion() -> None:
     assert len(caught.value.tasks) == count
 
 
-def test_other_durations_are_checked_too() -> None:
+def test_other_durations_are_checked_as_well() -> None:
     compiled = Program(**TWO).compile()
     with pytest.raises(InvalidArgumentError, match="task 0 has nan"):
         compiled.simulate([np.nan, 1.0])
@@ -167,7 +167,7 @@ def test_the_longest_allowed_times_do_not_overflow() -> None:
         assert np.isfinite(program.compile(backend).simulate().makespan_ns)
 
 
-def test_the_smallest_quantum_preempts_at_once_even_when_time_is_coarser_than_it() -> None:
+def test_the_smallest_quantum_preempts_immediately_even_below_the_time_resolution() -> None:
     program = Program(
         np.array([0, 1, 1]),
         np.array([2.0**50, 2.0**51, 1.0]),
@@ -188,14 +188,14 @@ def test_arrays_of_a_schedule_are_read_only() -> None:
             array[...] = 0.0
 
 
-def test_a_program_is_compiled_once_and_travels_between_processes_without_it() -> None:
+def test_a_program_is_compiled_once_and_pickled_without_the_compiled_form() -> None:
     program = random_program(np.random.default_rng(1))
     assert program.compile() is program.compile()
     copy = pickle.loads(pickle.dumps(program))
     assert copy.compile().simulate().end_ns.tobytes() == simulate(program).end_ns.tobytes()
 
 
-def test_a_schedule_keeps_alive_what_it_needs() -> None:
+def test_a_schedule_keeps_its_inputs_alive() -> None:
     schedules = []
     for seed in range(200):
         compiled = random_program(np.random.default_rng(seed), fixed=True).compile()
@@ -204,7 +204,7 @@ def test_a_schedule_keeps_alive_what_it_needs() -> None:
     assert all(schedule.end_ns.size for schedule in schedules)
 
 
-def test_many_threads_may_simulate_one_compiled_program() -> None:
+def test_several_threads_may_simulate_one_compiled_program() -> None:
     compiled = random_program(np.random.default_rng(5)).compile()
     expected = compiled.simulate().end_ns.tobytes()
     results: list[bytes] = []

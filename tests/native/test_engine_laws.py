@@ -1,4 +1,4 @@
-"""What must hold for every program, checked on programs drawn by hypothesis."""
+"""Invariants of every program, checked on programs drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_on_fixed_lanes_every_end_is_a_longest_path(seed: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(seeds, st.booleans(), st.booleans())
-def test_native_and_python_agree_to_the_bit(seed: int, fixed: bool, on_grid: bool) -> None:
+def test_native_and_python_agree_bitwise(seed: int, fixed: bool, on_grid: bool) -> None:
     program = drawn(seed, fixed=fixed, on_grid=on_grid)
     native, python = program.compile("native").simulate(), program.compile("python").simulate()
     assert bits(native) == bits(python)
@@ -99,7 +99,7 @@ def test_native_and_python_agree_to_the_bit(seed: int, fixed: bool, on_grid: boo
 
 @settings(max_examples=100, deadline=None)
 @given(seeds)
-def test_the_event_loop_and_the_single_pass_agree_to_the_bit(seed: int) -> None:
+def test_the_event_loop_and_the_single_pass_agree_bitwise(seed: int) -> None:
     compiled = drawn(seed, fixed=True, on_grid=False).compile()
     assert compiled.fixed_order
     assert bits(compiled.simulate()) == bits(compiled.simulate(force_event_loop=True))
@@ -107,7 +107,7 @@ def test_the_event_loop_and_the_single_pass_agree_to_the_bit(seed: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(seeds)
-def test_every_schedule_keeps_the_rules(seed: int) -> None:
+def test_every_schedule_follows_the_rules(seed: int) -> None:
     program = drawn(seed)
     result = program.compile().simulate()
     start, end = result.start_ns, result.end_ns
@@ -152,8 +152,8 @@ def test_on_fixed_lanes_a_shorter_task_never_lengthens_the_makespan(
     assert compiled.simulate(duration).makespan_ns <= compiled.simulate().makespan_ns
 
 
-def test_on_priority_lanes_it_may() -> None:
-    """Graham's anomaly: nobody may assert monotonicity there."""
+def test_on_priority_lanes_it_may_lengthen_the_makespan() -> None:
+    """Graham's anomaly: monotonicity does not hold there."""
     for seed in range(400):
         compiled = drawn(seed).compile()
         before = compiled.simulate().makespan_ns
@@ -165,7 +165,7 @@ def test_on_priority_lanes_it_may() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(seeds)
-def test_a_program_is_acyclic_or_its_named_cycle_is_one(seed: int) -> None:
+def test_a_program_is_acyclic_or_names_a_real_cycle(seed: int) -> None:
     program = drawn(seed, acyclic=False)
     graph = unrolled(replace(program, steps=1))
     if networkx.is_directed_acyclic_graph(graph):
@@ -184,7 +184,7 @@ def test_a_program_is_acyclic_or_its_named_cycle_is_one(seed: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(seeds, st.booleans(), st.booleans(), st.integers(0, 40))
-def test_resimulation_equals_a_full_pass_to_the_bit(
+def test_resimulation_equals_a_full_pass_bitwise(
     seed: int, fixed: bool, on_grid: bool, edits: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -203,9 +203,7 @@ def test_resimulation_equals_a_full_pass_to_the_bit(
 
 @pytest.mark.parametrize("shape", ["forward ids", "far edges", "shuffled ids", "steps", "delays"])
 @pytest.mark.parametrize("on_grid", [True, False])
-def test_resimulation_of_a_long_trace_moves_blocks_and_stays_exact(
-    shape: str, on_grid: bool
-) -> None:
+def test_resimulation_of_a_long_trace_moves_blocks_and_is_exact(shape: str, on_grid: bool) -> None:
     rng = np.random.default_rng(3)
     program = large_program(20_000, lanes=4, locality=3000 if shape == "far edges" else 16)
     if not on_grid:
@@ -244,7 +242,7 @@ def test_resimulation_of_a_long_trace_moves_blocks_and_stays_exact(
 
 
 @pytest.mark.parametrize("backend", ["native", "python"])
-def test_edits_everywhere_leave_no_trace_in_the_next_edit(backend: str) -> None:
+def test_edits_do_not_affect_later_edits(backend: str) -> None:
     compiled = large_program(3000, lanes=4).compile(backend)  # type: ignore[arg-type]
     base, other = compiled.simulate(), compiled.simulate(np.full(3000, 5.0))
     for start, chosen in ((0, base), (1, base), (2, other), (3, base)):
@@ -259,7 +257,7 @@ def test_edits_everywhere_leave_no_trace_in_the_next_edit(backend: str) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(seeds)
-def test_the_same_program_gives_the_same_bytes_every_time(seed: int) -> None:
+def test_a_program_gives_the_same_bytes_every_time(seed: int) -> None:
     first, second = drawn(seed), drawn(seed)
     assert bits(first.compile().simulate()) == bits(second.compile().simulate())
     assert bits(first.compile().resimulate([], [])) == bits(first.compile().simulate())

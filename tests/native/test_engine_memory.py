@@ -1,4 +1,4 @@
-"""Lifetimes of tensors and the memory they add up to."""
+"""Lifetimes of tensors and the sum of their memory."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def test_a_tensor_lives_from_the_start_of_its_producer_to_the_end_of_its_last_co
     assert memory.peak_bytes.tolist() == [10]
 
 
-def test_without_consumers_it_dies_with_its_producer() -> None:
+def test_without_consumers_it_ends_with_its_producer() -> None:
     memory = chain(Tensors([10], [1], [0, 0], []))
     assert (memory.birth_ns[0, 0], memory.death_ns[0, 0]) == (2.0, 5.0)
 
 
-def test_without_a_producer_it_is_there_from_the_beginning() -> None:
+def test_without_a_producer_it_exists_from_the_start() -> None:
     memory = chain(Tensors([10, 20], [-1, -1], [0, 1, 1], [0]))
     assert memory.birth_ns.tolist() == [[0.0, 0.0]]
     assert memory.death_ns.tolist() == [[2.0, 9.0]]
 
 
-def test_without_a_producer_it_comes_with_every_step() -> None:
+def test_without_a_producer_it_is_allocated_in_every_step() -> None:
     memory = chain(Tensors([10], [-1], [0, 1], [0]), steps=2)
     assert memory.birth_ns.tolist() == [[0.0], [9.0]]
     assert memory.death_ns.tolist() == [[2.0], [11.0]]
 
 
 def test_at_equal_times_frees_come_before_allocations() -> None:
-    # Tensor 0 dies at 5 when tensor 1 is born: never 30 at once.
+    # Tensor 0 ends at 5 when tensor 1 begins: never 30 together.
     memory = chain(Tensors([10, 20], [0, 2], [0, 1, 1], [1]))
     assert memory.peak_bytes.tolist() == [20]
     assert memory.peak_time_ns.tolist() == [5.0]
@@ -60,7 +60,7 @@ def test_a_persistent_tensor_is_allocated_once_and_never_freed() -> None:
     assert level.tolist() == [100, 101, 100, 101, 100]
 
 
-def test_pools_are_counted_apart() -> None:
+def test_pools_are_counted_separately() -> None:
     memory = chain(Tensors([10, 20], [0, 1], [0, 1, 1], [2], pool=[0, 2]))
     assert memory.peak_bytes.tolist() == [10, 0, 20]
     assert memory.peak_time_ns.tolist() == [0.0, 0.0, 2.0]
@@ -68,8 +68,8 @@ def test_pools_are_counted_apart() -> None:
         memory.curve(3)
 
 
-def test_memory_follows_an_edit_of_durations() -> None:
-    # Two producers on two lanes; whether their tensors overlap depends on how long they take.
+def test_memory_changes_with_an_edit_of_durations() -> None:
+    # Two producers on two lanes; whether their tensors overlap depends on their durations.
     program = Program(
         np.array([0, 1, 1]),
         np.array([4.0, 1.0, 1.0]),
@@ -83,14 +83,14 @@ def test_memory_follows_an_edit_of_durations() -> None:
     assert overlapping.simulate([0.5, 1.0, 1.0]).memory.peak_bytes.tolist() == [10]
 
 
-def test_a_program_without_tensors_has_no_memory_to_ask_for() -> None:
+def test_a_program_without_tensors_has_no_memory_curve() -> None:
     with pytest.raises(InvalidArgumentError, match="has no tensors"):
         _ = simulate(Program(np.zeros(1, int), np.ones(1))).memory
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_peak_and_curve_agree_with_counting_at_every_instant(seed: int) -> None:
+def test_peak_and_curve_agree_with_counting_at_every_time(seed: int) -> None:
     program = random_program(np.random.default_rng(seed))
     memory = simulate(program).memory
     tensors = program.tensors

@@ -1,4 +1,4 @@
-"""What each policy does, on examples small enough to follow by hand, on both backends."""
+"""Each policy on examples small enough to follow by hand, on both backends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_fixed_lane_keeps_the_order_of_ids_even_when_its_head_is_late(backend:
     assert result.makespan_ns == 18.0
 
 
-def test_a_fifo_lane_takes_what_was_ready_first_and_the_lower_id_at_a_tie(
+def test_a_fifo_lane_takes_the_earliest_ready_and_the_lower_id_at_a_tie(
     backend: Backend,
 ) -> None:
     # Ready at 10 (task 2), 4 (task 3) and 4 (task 4); task 5 occupies the lane until 20.
@@ -45,7 +45,7 @@ def test_a_fifo_lane_takes_what_was_ready_first_and_the_lower_id_at_a_tie(
     assert result.start_ns[0, [5, 3, 4, 2]].tolist() == [0.0, 20.0, 21.0, 22.0]
 
 
-def test_a_priority_lane_takes_the_smallest_number_but_never_disturbs_a_started_task(
+def test_a_priority_lane_takes_the_smallest_number_but_never_interrupts_a_started_task(
     backend: Backend,
 ) -> None:
     result = run(
@@ -59,7 +59,7 @@ def test_a_priority_lane_takes_the_smallest_number_but_never_disturbs_a_started_
     assert result.start_ns[0, [1, 3, 2]].tolist() == [0.0, 10.0, 13.0]
 
 
-def test_an_urgent_task_interrupts_and_the_interrupted_one_resumes_where_it_stopped(
+def test_an_urgent_task_interrupts_and_the_interrupted_one_resumes(
     backend: Backend,
 ) -> None:
     result = run(
@@ -86,8 +86,8 @@ def test_equal_priority_does_not_preempt(backend: Backend) -> None:
     assert result.start_ns[0, 2] == 10.0
 
 
-def test_a_quantum_puts_preemption_off_to_whole_pieces_of_work(backend: Backend) -> None:
-    # Urgent at 4; pieces of 3 end at 3, 6, 9: it starts at 6. It ends at 9, the rest takes 4.
+def test_a_quantum_delays_preemption_to_whole_pieces_of_work(backend: Backend) -> None:
+    # Urgent at 4; pieces of 3 end at 3, 6, 9: it starts at 6 and ends at 9, the remainder takes 4.
     result = run(
         backend,
         [0, 1, 1],
@@ -117,8 +117,8 @@ def test_quanta_count_from_the_last_resumption(backend: Backend) -> None:
     assert result.end_ns[0, 1] == 14.0
 
 
-def test_a_lane_chooses_among_all_tasks_ready_at_an_instant(backend: Backend) -> None:
-    # Both become ready at 5 by different events; the urgent one goes first whichever came first.
+def test_a_lane_chooses_among_all_tasks_ready_at_the_same_time(backend: Backend) -> None:
+    # Both become ready at 5 by different events; the urgent one goes first in any case.
     for first, second in ((0, 1), (1, 0)):
         result = run(
             backend,
@@ -181,7 +181,7 @@ def test_the_first_step_is_not_gated_by_lagged_edges(backend: Backend) -> None:
 
 
 def test_a_resource_is_held_from_start_to_end(backend: Backend) -> None:
-    # Three lanes, two units: the third starts when the first to end gives its unit back.
+    # Three lanes, two units: the third starts when the first to end releases its unit.
     result = run(
         backend,
         [0, 1, 2],
@@ -191,7 +191,7 @@ def test_a_resource_is_held_from_start_to_end(backend: Backend) -> None:
     assert result.start_ns[0].tolist() == [0.0, 0.0, 3.0]
 
 
-def test_nobody_overtakes_a_waiter_for_the_same_resource(backend: Backend) -> None:
+def test_a_waiter_for_a_resource_is_never_overtaken(backend: Backend) -> None:
     # Task 1 (ready at 1) needs both units; task 2 (ready at 2) needs one, which is free at 2, but
     # would starve task 1. Task 4 needs another resource and does not wait.
     result = run(
@@ -205,7 +205,7 @@ def test_nobody_overtakes_a_waiter_for_the_same_resource(backend: Backend) -> No
     assert result.start_ns[0, [0, 1, 2, 4]].tolist() == [0.0, 10.0, 14.0, 0.0]
 
 
-def test_a_preempted_task_keeps_what_it_holds_and_is_resumed_when_its_lane_would_wait_for_it(
+def test_a_preempted_task_keeps_its_resources_and_resumes_when_its_lane_would_wait_for_them(
     backend: Backend,
 ) -> None:
     # Task 1 holds the unit and is preempted at 1 by task 2, which needs none and releases task 3

@@ -1,4 +1,4 @@
-"""Finding, refusing and doing without the compiled library."""
+"""Loading and refusing the compiled library, and the fallback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slipstream.native.instruction_set import features_in_cpuinfo
 
 @pytest.fixture
 def fresh_loader(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A loader that has not tried yet; undone afterwards."""
+    """A loader that has not tried yet; restored afterwards."""
     monkeypatch.delenv("SLIPSTREAM_NATIVE", raising=False)
     monkeypatch.setattr(loader, "_answer", None)
     return monkeypatch
@@ -38,7 +38,7 @@ def test_the_library_is_loaded_once() -> None:
     assert why_no_library() is None
 
 
-def test_off_means_python_and_no_warning(fresh_loader: pytest.MonkeyPatch) -> None:
+def test_off_selects_python_without_a_warning(fresh_loader: pytest.MonkeyPatch) -> None:
     fresh_loader.setenv("SLIPSTREAM_NATIVE", "off")
     assert library() is None
     assert "SLIPSTREAM_NATIVE" in str(why_no_library())
@@ -49,7 +49,7 @@ def test_off_means_python_and_no_warning(fresh_loader: pytest.MonkeyPatch) -> No
         program.compile("native")
 
 
-def test_a_missing_library_warns_once_and_python_does_it(
+def test_a_missing_library_warns_once_and_python_is_used(
     fresh_loader: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fresh_loader.setattr(loader, "_search_folders", lambda: [tmp_path])
@@ -60,7 +60,7 @@ def test_a_missing_library_warns_once_and_python_does_it(
     assert simulate(Program(np.zeros(1, int), np.ones(1))).makespan_ns == 1.0
 
 
-def test_a_file_that_is_no_library_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_an_invalid_library_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "libslipstream_native.so").write_bytes(b"not a library")
     found, why_not = loader._load([tmp_path])
     assert found is None
@@ -97,25 +97,25 @@ def test_without_the_library_a_new_process_warns_and_gives_the_same_bits() -> No
     assert len(outputs[0]) > 100
 
 
-def test_the_processor_agrees_with_the_operating_system() -> None:
+def test_cpu_features_agree_with_the_operating_system() -> None:
     if not Path("/proc/cpuinfo").exists():
         pytest.skip("no /proc/cpuinfo here")
     listed = features_in_cpuinfo(Path("/proc/cpuinfo").read_text().splitlines())
     assert cpu_features().source == "cpuid"
     features = cpu_features().features
-    # The processor may have tiles that this process is not allowed.
+    # The CPU may have tiles that this process may not use.
     assert features <= listed
     assert listed - features <= {"amx_int8"}
 
 
-def test_a_feature_must_be_on_every_core() -> None:
+def test_a_feature_must_exist_on_every_core() -> None:
     lines = ["flags : fpu avx2 fma avx512f", "model name : x", "flags\t: fpu avx2 fma"]
     assert features_in_cpuinfo(lines) == {"avx2"}
     assert features_in_cpuinfo([]) == frozenset()
     assert features_in_cpuinfo(["Features : fp asimd asimddp"]) == {"neon", "dotprod"}
 
 
-def test_the_best_level_is_the_highest_whose_parts_are_all_there(
+def test_the_best_level_is_the_highest_with_all_its_features(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SLIPSTREAM_INSTRUCTION_SET", raising=False)

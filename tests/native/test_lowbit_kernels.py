@@ -1,4 +1,4 @@
-"""Low-bit kernels this processor may not have: emulated instructions, and AArch64 under qemu."""
+"""Low-bit kernels that this CPU may lack: emulated instructions, and AArch64 under qemu."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LONGER = ("--rounds", "3", "--most", str(1 << 19), "--seed")
 
 
 def names(*levels: str) -> set[str]:
-    """Of all kernels written for these levels."""
+    """Check the verdicts of all kernels written for these levels."""
     return {file.stem for level in levels for file in KERNELS.glob(f"*_{level}.cpp")}
 
 
 def of_avx2() -> tuple[str, ...]:
-    """The levels whose newest instructions AVX2 emulates, where there is AVX2."""
+    """Return the levels whose newest instructions AVX2 emulates, if AVX2 is present."""
     return ("avxvnni", "amx") if "avx2" in cpu_features().features else ()
 
 
@@ -59,7 +59,7 @@ def aarch64(cmake: None, require: Require, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def emulated(cmake: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every AVX-512 instruction emulated: the same on any processor. AVX-VNNI, AMX need AVX2."""
+    """Every AVX-512 instruction is emulated, equally on any CPU. AVX-VNNI and AMX need AVX2."""
     return build(tmp_path_factory.mktemp("emulated"), EMULATED)
 
 
@@ -74,15 +74,15 @@ def test_aarch64_kernels_are_exact_under_qemu(aarch64: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_driver_multiplies_the_problems_it_is_given(emulated: Path) -> None:
+def test_the_driver_multiplies_its_input_problems(emulated: Path) -> None:
     verdicts, complaint = run(emulated, "--kernel", "dense_avx512", "3,3,5,40,70", "8,8,96,33,2100")
     assert not complaint
     assert [(verdict.kernel, verdict.problems) for verdict in verdicts] == [("dense_avx512", 2)]
     assert "what is 'W3A3'?" in run(emulated, "W3A3")[1]
 
 
-def test_the_driver_notices_a_wrong_kernel(cmake: None, tmp_path: Path) -> None:
-    """Beside one that is right: that of AVX-VNNI, by instructions of AVX2."""
+def test_the_driver_detects_a_wrong_kernel(cmake: None, tmp_path: Path) -> None:
+    """Together with a correct one: that of AVX-VNNI, by instructions of AVX2."""
     copy = tmp_path / "source"
     shutil.copytree(ROOT / "native", copy / "native")
     shutil.copy(ROOT / "CMakeLists.txt", copy)
@@ -91,7 +91,7 @@ def test_the_driver_notices_a_wrong_kernel(cmake: None, tmp_path: Path) -> None:
     scalar = copy / "native/src/lowbit/dense_scalar.cpp"
     text = scalar.read_text(encoding="utf-8")
     assert "a[k] * scratch[k]" in text
-    # Right but for the largest product, which an 8-bit sum would lose.
+    # Correct except for the largest product, which an 8-bit sum would lose.
     text = text.replace("a[k] * scratch[k]", "(a[k] * scratch[k]) % 65025")
     scalar.write_text(text, encoding="utf-8")
     verdicts, complaint = run(build(tmp_path / "build", EMULATED, source=copy))
@@ -102,8 +102,8 @@ def test_the_driver_notices_a_wrong_kernel(cmake: None, tmp_path: Path) -> None:
     assert "W7A7" not in complaint
 
 
-def test_inner_loops_touch_no_stack(require: Require) -> None:
-    """Accumulators that are spilled cost up to half the speed and change no result."""
+def test_inner_loops_do_not_use_the_stack(require: Require) -> None:
+    """Spilled accumulators cost up to half the speed without changing a result."""
     compiled = library()
     available = compiled is not None and shutil.which("objdump") is not None
     require("native", available, "no compiled library, or no objdump")
@@ -126,7 +126,7 @@ def test_inner_loops_touch_no_stack(require: Require) -> None:
 
 
 def innermost_loops(disassembly: str) -> list[list[str]]:
-    """Instructions of every loop that has no other inside."""
+    """Return the instructions of every loop without an inner loop."""
     lines = re.findall(r"^ *([0-9a-f]+):\t(.*)$", disassembly, re.MULTILINE)
     place = {address: index for index, (address, _) in enumerate(lines)}
     loops: list[list[str]] = []
@@ -147,7 +147,7 @@ def test_aarch64_kernels_on_many_problems(aarch64: Path, seed: str) -> None:
 
 
 @pytest.mark.full
-def test_avx512_kernels_on_many_problems_with_this_processors_instructions(
+def test_avx512_kernels_on_many_problems_with_instructions_of_this_cpu(
     cmake: None, tmp_path: Path
 ) -> None:
     driver = build(tmp_path, EMULATED, flags="-march=native")

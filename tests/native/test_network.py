@@ -1,4 +1,4 @@
-"""Transfers: rates that can be worked out by hand, laws on random programs, bad input."""
+"""Transfers: rates by hand, invariants on random programs, invalid input."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def run(
     return program.compile(backend).simulate(rate_changes=True)
 
 
-def test_two_share_a_link_and_the_last_gets_all_of_it(backend: Backend) -> None:
+def test_two_flows_share_a_link_and_the_last_gets_all_of_it(backend: Backend) -> None:
     result = run(backend, flows([2.0], [[0], [0]], [4.0, 8.0]))
     # 1 each until 4 ns; then the other has 4 bytes left at 2.
     assert result.end_ns[0].tolist() == [4.0, 6.0]
 
 
-def test_who_is_held_up_elsewhere_leaves_its_share(backend: Backend) -> None:
-    # Flow 0 is held to 1 by link 0; flow 1 takes the other 9 of link 1.
+def test_a_flow_limited_elsewhere_leaves_its_share(backend: Backend) -> None:
+    # Flow 0 is limited to 1 by link 0; flow 1 takes the other 9 of link 1.
     result = run(backend, flows([1.0, 10.0], [[0, 1], [1]], [4.0, 9.0]))
     assert result.end_ns[0].tolist() == [4.0, 1.0]
     assert result.rate_changes is not None
@@ -68,12 +68,12 @@ def test_shares_follow_weights(backend: Backend) -> None:
     assert result.end_ns[0].tolist() == [10.0, 10.0]
 
 
-def test_the_urgent_goes_first_and_the_rest_waits(backend: Backend) -> None:
+def test_an_urgent_flow_goes_first_and_the_others_wait(backend: Backend) -> None:
     result = run(backend, flows([2.0], [[0], [0]], [4.0, 4.0]), priority=[1, 0])
     assert result.end_ns[0].tolist() == [4.0, 2.0]
 
 
-def test_latency_comes_before_the_bytes(backend: Backend) -> None:
+def test_latency_precedes_the_bytes(backend: Backend) -> None:
     result = run(backend, flows([2.0], [[0], [0]], [4.0, 4.0]), latency=[1.0, 0.0])
     # Flow 1 alone until 1 ns (2 bytes), then both at 1: flow 1 ends at 3, flow 0 has 2 bytes left.
     assert result.end_ns[0].tolist() == [4.0, 3.0]
@@ -119,7 +119,7 @@ def test_a_concurrent_lane_runs_all_at_once(backend: Backend) -> None:
     assert result.makespan_ns == 3.0
 
 
-def test_many_equal_transfers_end_in_one_instant(backend: Backend) -> None:
+def test_many_equal_transfers_end_at_the_same_time(backend: Backend) -> None:
     paths = [[i, (i + 1) % 7] for i in range(7)]
     result = run(backend, flows([0.7] * 7, paths, [0.1] * 7))
     assert len(set(result.end_ns[0].tolist())) == 1
@@ -141,7 +141,7 @@ def test_rates_are_fair_after_every_event_and_both_engines_agree(seed: int, chai
         assert ours.tobytes() == theirs.tobytes(), name
 
 
-def test_the_certificate_notices_an_unfair_rate() -> None:
+def test_the_certificate_detects_an_unfair_rate() -> None:
     result = run("native", flows([2.0], [[0], [0]], [4.0, 8.0]))
     assert certificate_violations(result) == (0, 3)
     assert result.rate_changes is not None
@@ -151,7 +151,7 @@ def test_the_certificate_notices_an_unfair_rate() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seeds)
-def test_what_is_sent_arrives(seed: int) -> None:
+def test_sent_bytes_arrive(seed: int) -> None:
     program = random_transfers(np.random.default_rng(seed))
     result = program.compile().simulate(rate_changes=True)
     assert program.flows is not None
@@ -169,8 +169,8 @@ def test_what_is_sent_arrives(seed: int) -> None:
     np.testing.assert_allclose(moved, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_room_for_changes_grows_where_it_must() -> None:
-    # One after the other leaves a link that all share: many changes for few flows.
+def test_capacity_for_changes_grows_if_needed() -> None:
+    # Flows end one after the other on a link that all share: many changes for few flows.
     count = 60
     result = run("native", flows([1.0], [[0]] * count, list(range(1, count + 1))))
     assert result.rate_changes is not None
@@ -186,18 +186,18 @@ def test_room_for_changes_grows_where_it_must() -> None:
         ({"nbytes": [np.inf]}, InvalidArgumentError, "flows.nbytes: task 0 has inf"),
         ({"weight": [0.0]}, InvalidArgumentError, "task 0 has weight 0"),
         ({"path_link": [1]}, InvalidArgumentError, "hop 0 names link 1, of 1"),
-        ({"path_offset": [0, 2], "path_link": [0, 0]}, InvalidArgumentError, "twice over link 0"),
+        ({"path_offset": [0, 2], "path_link": [0, 0]}, InvalidArgumentError, "a link twice: link 0"),
         ({"path_offset": [0, 0], "path_link": []}, InvalidArgumentError, "no path"),
         ({"path_offset": [0, 2]}, InvalidArgumentError, "path_offset: .* 0 to 1"),
     ],
 )
-def test_bad_flows_are_refused(change: dict[str, Any], error: type, message: str) -> None:
+def test_invalid_flows_are_refused(change: dict[str, Any], error: type, message: str) -> None:
     good = {"capacity": [1.0], "path_offset": [0, 1], "path_link": [0], "nbytes": [1.0]}
     with pytest.raises(error, match=message):
         Flows(**{**good, **change})
 
 
-def test_what_does_not_fit_a_lane_is_refused() -> None:
+def test_lanes_that_do_not_match_are_refused() -> None:
     single = flows([1.0], [[0]], [1.0])
     with pytest.raises(InvalidArgumentError, match=r"\bPREEMPTIVE\b"):
         Program(lane=[0], duration_ns=[0.0], policies=[Policy.PREEMPTIVE], flows=single)

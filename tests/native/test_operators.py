@@ -1,4 +1,4 @@
-"""No operator of ours crashes or gives wrong numbers, whatever it is given."""
+"""No operator of the package crashes or gives wrong numbers on any arguments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 from sanitized import environment, library
 
-# Take pointers as they come: their callers check. To be given checks and samples.
+# Take raw pointers, which their callers check.
 UNCHECKED = {"scan_backward", "scan_diagonal", "scan_diagonal_backward", "scan_forward"}
 PROGRAM = Path(__file__).parent / "operator_attacks.py"
 
 
 def attacked(*arguments: str, **environment: str) -> dict[str, Any]:
-    """What came of the calls, in a process that may die of them."""
+    """Return the outcomes of the calls, in a process that may crash on them."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", str(PROGRAM), *arguments],
         capture_output=True, text=True, env=os.environ | environment,
@@ -30,20 +30,20 @@ def attacked(*arguments: str, **environment: str) -> dict[str, Any]:
     return report
 
 
-def test_operators_refuse_or_are_right() -> None:
+def test_operators_refuse_or_are_correct() -> None:
     report = attacked()
     assert report["wrong"] == []
     assert set(report["without sample"]) <= UNCHECKED, (
         "give the operator a sample in operator_attacks.py"
     )
-    # Enough of them ran through for equality to mean something.
+    # Enough of them completed for equality to be meaningful.
     assert report["calls"] >= 2000
     assert report["equal"] >= 500
 
 
 @pytest.fixture(scope="module")
 def sanitized(request: pytest.FixtureRequest) -> Path:
-    """The folder of the library with sanitizers; some minutes of one core the first time."""
+    """Return the folder of the library with sanitizers, which takes minutes the first time."""
     if not all(shutil.which(tool) for tool in ("g++", "cmake")):
         pytest.skip("no g++ or no cmake")
     cache = request.config.cache
@@ -60,7 +60,7 @@ def test_sanitizers_find_nothing_in_operators(sanitized: Path) -> None:
     assert report["equal"] >= 500
 
 
-# One id more is counted than there are.
+# The count is one more than the number of ids.
 _TOO_FAR = """
 import ctypes, sys, torch
 library = ctypes.CDLL(sys.argv[1])
@@ -74,7 +74,7 @@ count(hot.data_ptr(), 8, 4, ids.data_ptr(), len(ids) + int(sys.argv[2]), hits.da
 
 
 @pytest.mark.full
-def test_sanitizers_find_a_read_beyond_the_end(sanitized: Path) -> None:
+def test_sanitizers_detect_a_read_beyond_the_end(sanitized: Path) -> None:
     for beyond in (0, 1):
         run = subprocess.run(
             [sys.executable, "-c", _TOO_FAR, str(sanitized / "libslipstream_native.so"),

@@ -1,4 +1,4 @@
-"""Transfers as packets: the native engine against the readable one, and laws of queues."""
+"""Transfers as packets: the native engine against the Python one, and invariants of queues."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def end_ns(result: Schedule) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_both_engines_give_the_same_bits(seed: int) -> None:
+def test_both_engines_agree_bitwise(seed: int) -> None:
     arguments = random_packets(np.random.default_rng(seed))
     native = arguments.compile("native").simulate()
     python = arguments.compile("python").simulate()
@@ -66,7 +66,7 @@ def test_both_engines_give_the_same_bits(seed: int) -> None:
         assert ours.tobytes() == theirs.tobytes()
 
 
-def test_the_samples_drop_mark_and_send_again() -> None:
+def test_samples_include_drops_marks_and_retransmissions() -> None:
     dropped = marked = again = 0
     for seed in range(40):
         queues = random_packets(np.random.default_rng(seed)).compile().simulate().queues
@@ -78,19 +78,19 @@ def test_the_samples_drop_mark_and_send_again() -> None:
 
 
 def test_one_packet_is_stored_and_forwarded() -> None:
-    # 500 bytes at 1 byte/ns, 1000 ns further, and once more.
+    # 500 bytes at 1 byte/ns, 1000 ns of latency, and the same again.
     assert end_ns(program([[0, 1]], [500.0], [1.0, 1.0]).compile().simulate()) == [3000.0]
 
 
-def test_a_large_window_fills_the_link() -> None:
+def test_a_large_window_saturates_the_link() -> None:
     wide = program([[0, 1]], [100e3], [1.0, 1.0], first_window=1000)
-    # One packet more than the bytes, on the second link, and two latencies.
+    # The bytes plus one packet, on the second link, and two latencies.
     assert end_ns(wide.compile().simulate()) == [101e3 + 2000.0]
 
 
 def test_a_window_of_one_waits_for_every_acknowledgement() -> None:
     narrow = program([[0]], [10e3], [1.0], first_window=1, max_window=1)
-    # A packet takes 1000 ns, there and back another 2000; the last one need not come back.
+    # A packet takes 1000 ns, and another 2000 for the round trip, which the last one does not need.
     assert end_ns(narrow.compile().simulate()) == [10 * 3000.0 - 1000.0]
 
 
@@ -102,8 +102,8 @@ def test_with_large_queues_it_takes_as_long_as_a_fluid() -> None:
     assert ends == pytest.approx(fluid.end_ns[0], rel=0.01)
 
 
-def test_what_finds_no_room_is_sent_again_and_arrives() -> None:
-    # 32 senders at once into one link with room for 20 packets.
+def test_dropped_packets_are_sent_again_and_arrive() -> None:
+    # 32 concurrent senders into one link with a queue of 20 packets.
     count = 32
     paths = [[1 + n, 0] for n in range(count)]
     incast = program(
@@ -115,7 +115,7 @@ def test_what_finds_no_room_is_sent_again_and_arrives() -> None:
     assert result.queues.dropped[1:].sum() == 0
     assert result.queues.sent_again.sum() >= result.queues.dropped[0]
     assert 0 < result.queues.peak_bytes[0] <= 20e3
-    # No sooner than the bytes let; later for what stood idle until senders lost patience.
+    # No sooner than the bytes allow; later by the idle time until senders time out.
     assert result.makespan_ns >= count * 50e3
 
 
@@ -134,11 +134,11 @@ def test_marks_keep_the_queue_short() -> None:
     assert peaks[1] < 0.4 * peaks[0]
 
 
-def test_the_urgent_go_first() -> None:
+def test_urgent_packets_go_first() -> None:
     paths, size = [[0, 2], [1, 2]], [1e6, 50e3]
     late = program(paths, size, [1.0] * 3, start_ns=[0.0, 5e5], priority=[1, 0])
     alone = program([[1, 2]], [50e3], [1.0] * 3, start_ns=[5e5]).compile().simulate()
-    # At each of its two links it may find a packet that has begun.
+    # At each of its two links a packet may already be in transmission.
     assert end_ns(late.compile().simulate())[1] <= end_ns(alone)[0] + 50 * 1000.0
     fair = program(paths, size, [1.0] * 3, start_ns=[0.0, 5e5]).compile().simulate()
     assert end_ns(fair)[1] > end_ns(late.compile().simulate())[1]
@@ -165,14 +165,14 @@ def test_packets_and_tasks_wait_for_each_other() -> None:
         ({"payload_bytes": 1.0, "nbytes": [1e12]}, "nbytes"),
     ],
 )  # fmt: skip
-def test_bad_models_are_refused_by_name(model: dict[str, Any], argument: str) -> None:
+def test_invalid_models_are_refused_by_name(model: dict[str, Any], argument: str) -> None:
     changed = dict(model)
     nbytes = changed.pop("nbytes", [1e3])
     with pytest.raises(InvalidArgumentError, match=argument):
         program([[0]], nbytes, [1.0], **changed)
 
 
-def test_weights_and_rates_are_refused() -> None:
+def test_invalid_weights_and_rates_are_refused() -> None:
     single = program([[0]], [1e3], [1.0])
     with pytest.raises(InvalidArgumentError, match="rate_changes"):
         single.compile().simulate(rate_changes=True)

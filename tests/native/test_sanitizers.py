@@ -1,4 +1,4 @@
-"""Address and undefined-behaviour sanitizers find nothing in kernels that this processor runs.
+"""Address and undefined-behaviour sanitizers find nothing in kernels that this CPU runs.
 
 Each family has a program that gives its kernels random sizes, in arrays exactly as large as they
 must be, and fails where two of them differ in a bit.
@@ -19,7 +19,7 @@ from slipstream.techniques.distributed.adasum import kernels as adasum
 from slipstream.techniques.distributed.compression import kernels as compress
 from slipstream.techniques.embedding.kernels import robe, tt
 
-# By family: the levels of this build and processor, and what of `native/src` its kernels need.
+# By family: the levels of this build and CPU, and the files of `native/src` its kernels need.
 FAMILIES: Mapping[str, tuple[Callable[[], Mapping[InstructionSet, int]], tuple[str, ...]]] = {
     "adasum": (adasum.kernels, ("adasum/adasum.cpp",)),
     "compress": (compress.kernels, ("compress/compress.cpp",)),
