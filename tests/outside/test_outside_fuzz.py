@@ -1,4 +1,4 @@
-"""Whatever a file holds: a typed error or an answer that can be used, in 1 GiB and 20 seconds.
+"""Any content of a file gives a typed error or a usable result, within 1 GiB and 20 seconds.
 
 Each format has a small file as we write it. Of it come files that are cut, have bits turned, pieces
 doubled, or other values where JSON and TOML have theirs and SQLite has its columns; gzip files are
@@ -188,7 +188,7 @@ def usable(graph: Graph) -> None:
     assert np.isfinite(replay(graph).step_ns)
 
 
-# What a profile keeps beside its arrays.
+# Arrays that a profile stores in addition.
 _META = {
     "workload": "train.py:make", "created": "2026-01-01T00:00:00Z", "training": True,
     "machine": {"cpu.model": "Testor 3000", "cpu.logical": 2}, "torch": "2.13.0",
@@ -320,13 +320,13 @@ FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
 
 
 class Breaker:
-    """Broken files made of a whole one."""
+    """Generator of damaged files from a valid one."""
 
     def __init__(self, seed: int, whole: Path) -> None:
         self.random, self.whole, self.data = random.Random(seed), whole, whole.read_bytes()
 
     def write(self, path: Path) -> None:
-        """One of them."""
+        """Return one of them."""
         kind = self.whole.name.partition(".")[2]
         ways: list[Callable[[], bytes]] = [lambda: self.bytes_of(self.data)]
         if kind in ("json", "jsonl"):
@@ -351,7 +351,7 @@ class Breaker:
         path.write_bytes(self.random.choice(ways)())
 
     def bytes_of(self, data: bytes) -> bytes:
-        """Cut, turned, doubled or replaced."""
+        """Truncate, flip bits, duplicate or replace."""
         broken = bytearray(data)
         for _ in range(self.random.choice((1, 1, 3, 20))):
             at = self.random.randrange(len(broken) + 1)
@@ -371,7 +371,7 @@ class Breaker:
         return bytes(broken)
 
     def json_of(self, data: bytes) -> bytes:
-        """Another value somewhere."""
+        """Replace a value somewhere."""
         lines = data.splitlines()
         number = self.random.randrange(len(lines))
         document = (
@@ -392,7 +392,7 @@ class Breaker:
         return b"\n".join([*lines[:number], made]) if b"\n{" in data else made
 
     def toml(self) -> bytes:
-        """Another value somewhere, or a line that is gone, doubled or moved."""
+        """Replace a value somewhere, or remove, duplicate or move a line."""
         lines = self.data.decode().splitlines()
         for _ in range(self.random.choice((1, 1, 2))):
             at = self.random.randrange(len(lines))
@@ -411,7 +411,7 @@ class Breaker:
         return "\n".join(lines).encode()
 
     def archive(self) -> bytes:
-        """Another entry in the zip file."""
+        """Replace an entry in the zip file."""
         made = io.BytesIO()
         with zipfile.ZipFile(self.whole) as old, zipfile.ZipFile(made, "w") as new:
             names = old.namelist()
@@ -428,7 +428,7 @@ class Breaker:
         return made.getvalue()
 
     def header(self) -> bytes:
-        """Another dtype, order or shape of an array."""
+        """Change dtype, order or shape of an array."""
         old = self.random.choice((b"<f4", b"False", b"4", b"3", b"shape", b"(4, 3)"))
         new = self.random.choice(
             (b"|O", b"<U3", b"<f8", b"True", b"0", b"-1", b"9" * 12, b"(", b"()", b"None", b"'")
@@ -438,7 +438,7 @@ class Breaker:
         return made[:8] + struct.pack("<H", size) + made[10:]
 
     def pieces(self) -> bytes:
-        """Another value in a piece of a log, with the checksum that belongs to it."""
+        """Replace a value in a piece of a log, with the matching checksum."""
         made, at, pieces = bytearray(self.data[:8]), 8, []
         while at < len(self.data):
             tag, size, _ = struct.unpack_from("<4sII", self.data, at)
@@ -454,7 +454,7 @@ class Breaker:
         return bytes(made)
 
     def bomb(self) -> bytes:
-        """A small gzip file of very much."""
+        """Return a small gzip file that expands to very much."""
         if self.random.random() < 0.9:
             return gzip.compress(self.json_of(trace_text()))
         event = json.dumps(json.loads(trace_text())["traceEvents"][0]).encode()
@@ -462,7 +462,7 @@ class Breaker:
         return gzip.compress(b'{"traceEvents": [' + chunk * ((300 << 20) // len(chunk)), 1)
 
     def database(self, path: Path) -> None:
-        """Another value in a column of a table."""
+        """Replace a value in a column of a table."""
         path.write_bytes(self.data)
         with sqlite3.connect(path) as db:
             tables = [
@@ -496,7 +496,7 @@ def _places(document: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def verdict(read: Callable[[Path], Any], path: Path) -> str:
-    """What went wrong when `path` was read, in a process of its own; empty if nothing did."""
+    """Return the failure of reading `path` in a separate process; empty if there is none."""
     read_end, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -522,7 +522,7 @@ def verdict(read: Callable[[Path], Any], path: Path) -> str:
 
 
 def fuzzed(name: str, folder: Path, inputs: range) -> list[str]:
-    """Each input of these numbers that did neither."""
+    """Return the damaged inputs of these numbers that gave neither."""
     write, read = FORMATS[name]
     whole, broken = folder / name, folder / f"broken {name}"
     write(whole)
@@ -538,12 +538,12 @@ def fuzzed(name: str, folder: Path, inputs: range) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_sample_of_broken_files(name: str, tmp_path: Path) -> None:
+def test_a_sample_of_damaged_files(name: str, tmp_path: Path) -> None:
     assert fuzzed(name, tmp_path, range(_SAMPLE // len(FORMATS))) == []
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FORMATS)
-def test_many_broken_files(name: str, tmp_path: Path) -> None:
+def test_many_damaged_files(name: str, tmp_path: Path) -> None:
     assert fuzzed(name, tmp_path, range(100, 100 + -(-_INPUTS // len(FORMATS)))) == []
