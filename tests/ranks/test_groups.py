@@ -1,4 +1,4 @@
-"""Groups with a limit on every wait: what is left is left for good, and another can be made."""
+"""Process groups with a limit on every wait: after a failure, another group can be made."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slipstream.ranks.requests import Exchange, Gather, Reduce
 
 
 @pytest.mark.parametrize("leaving", [(0, 1, 2), (0, 2)])
-def test_after_a_failure_the_same_ranks_can_be_connected_again(leaving: tuple[int, ...]) -> None:
-    """Also where one keeps the old group, as a rank does whose own error it was."""
+def test_after_a_failure_the_same_ranks_can_reconnect(leaving: tuple[int, ...]) -> None:
+    """Also if one keeps the old group, like a rank whose own error it was."""
 
     def work(rank: int) -> list[float]:
         found = []
@@ -38,8 +38,8 @@ def test_after_a_failure_the_same_ranks_can_be_connected_again(leaving: tuple[in
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_everybody_has_the_same_sum_and_everybody_s_bytes(size: int, dtype: torch.dtype) -> None:
-    """Two add up each other's, more go around a ring."""
+def test_all_ranks_have_the_same_sum_and_all_data(size: int, dtype: torch.dtype) -> None:
+    """Two ranks exchange and add directly, more use a ring."""
 
     def work(rank: int) -> tuple[list[float], list[list[int]]]:
         ranks = ProcessGroup(dist.group.WORLD, 20.0, 0.2, "exchanges")
@@ -61,8 +61,8 @@ def test_everybody_has_the_same_sum_and_everybody_s_bytes(size: int, dtype: torc
     assert run_ranks(size, work) == [expected] * size
 
 
-def test_who_failed_before_is_not_taken_to_live_now() -> None:
-    """Of two groups of the same ranks and name, the second one's roll is its own."""
+def test_a_rank_that_failed_before_does_not_count_as_alive() -> None:
+    """The second of two groups with equal ranks and name has a separate roll call."""
 
     def work(rank: int) -> tuple[int, ...] | None:
         for turn in range(2):
@@ -79,7 +79,7 @@ def test_who_failed_before_is_not_taken_to_live_now() -> None:
     assert run_ranks(3, work) == [(1,), None, (1,)]
 
 
-def test_groups_that_only_some_ranks_made_before_are_in_nobody_s_way() -> None:
+def test_earlier_groups_of_only_some_ranks_do_not_interfere() -> None:
     def work(rank: int) -> list[float]:
         pair = dist.new_group([0, 1])
         found = []

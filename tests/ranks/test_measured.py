@@ -1,4 +1,4 @@
-"""Calibrations: what a fit of made-up samples finds, and what it refuses."""
+"""Calibrations: fits of made-up samples, and refused fits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def made_up(
     return found
 
 
-def test_a_fit_finds_what_the_samples_were_made_of() -> None:
+def test_a_fit_recovers_the_true_parameters() -> None:
     found = fit(made_up(0.0))
     assert found.alpha_ns == pytest.approx(ALPHA)
     assert found.ns_per_byte == pytest.approx(SLOPE)
@@ -40,8 +40,8 @@ def test_a_fit_finds_what_the_samples_were_made_of() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_on_slow_cables_adding_up_is_what_adding_takes_by_itself(seed: int) -> None:
-    """140 ns a byte on the cable, 0.3 to add one up."""
+def test_on_slow_links_the_reduction_cost_is_that_of_adding_alone(seed: int) -> None:
+    """140 ns per byte on the link, 0.3 to add one."""
     rng = np.random.default_rng(seed)
     samples = []
     for operation in calibration.fitted_operations(4, calibration.SHAPED_SIZES, 5, shaped=True):
@@ -55,7 +55,7 @@ def test_on_slow_cables_adding_up_is_what_adding_takes_by_itself(seed: int) -> N
     assert {chosen(cluster, size, 4, 2) for size in (1 << 10, 1 << 19, 1 << 22)} == {"flat"}
 
 
-def test_a_message_that_waited_for_a_core_does_not_bend_the_rest() -> None:
+def test_a_message_that_waited_for_a_core_does_not_bias_the_others() -> None:
     samples = made_up(0.0)
     small = min(
         (sample for sample in samples if sample.operation.kind == "all_reduce"),
@@ -71,7 +71,7 @@ def test_a_message_that_waited_for_a_core_does_not_bend_the_rest() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_of_gathers_in_a_row_only_the_first_is_asked_for_late(n: int) -> None:
+def test_only_the_first_of_consecutive_gathers_starts_late(n: int) -> None:
     ranks = tuple(range(n))
     ring = closed_form_ns("all_gather", "ring", 1e6, n, alpha_ns=0.0, bytes_per_s=1e9)
     for count in (1, 2, 8):
@@ -80,7 +80,7 @@ def test_of_gathers_in_a_row_only_the_first_is_asked_for_late(n: int) -> None:
         assert computed[1] - ring == pytest.approx(1e6 / n / 2 / count)
 
 
-def test_intervals_hold_the_truth_under_noise() -> None:
+def test_intervals_contain_the_truth_under_noise() -> None:
     found = fit(made_up(0.03))
     low, high = found.intervals["ns_per_byte"]
     assert low < SLOPE * 1.02
@@ -88,12 +88,12 @@ def test_intervals_hold_the_truth_under_noise() -> None:
     assert 0.0 < found.residual < 0.05
 
 
-def test_what_latency_and_bandwidth_do_not_explain_is_refused() -> None:
+def test_times_that_latency_and_bandwidth_do_not_explain_are_refused() -> None:
     with pytest.raises(ClusterError, match=r"\b\d+%"):
         fit(_steep())
     samples = made_up(0.0)
     samples[2] = low = _replaced(samples[2], samples[0].duration_ns / 2 / samples[2].duration_ns)
-    # Which one is doubted, and both times.
+    # The doubted sample, and both times.
     operation, longest = low.operation, max(sample.duration_ns for sample in samples[:2])
     expected = rf"\b{operation.nbytes}\b.*\b{low.duration_ns:.0f} ns.*\b{longest:.0f} ns"
     with pytest.raises(ClusterError, match=expected):

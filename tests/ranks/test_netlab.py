@@ -1,4 +1,4 @@
-"""Ranks and network labs: operations timed, failures named, nothing left behind."""
+"""Ranks and network labs: timed operations, named failures, complete cleanup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lab_here(require: Callable[[str, bool, str], None]) -> None:
     require("netlab", why_no_netlab() is None, why_no_netlab() or "")
 
 
-def test_computing_is_timed_alone_and_beside_messages() -> None:
+def test_computing_is_timed_alone_and_during_messages() -> None:
     samples, _ = run_operations([Host(), Host()], calibration.computing_operations(2, 3))
     assert all(sample.duration_ns > 1e6 and len(sample.repeats_ns) == 3 for sample in samples)
     alone, concurrent = samples
@@ -47,7 +47,7 @@ def test_computing_is_timed_alone_and_beside_messages() -> None:
         fit(samples)
 
 
-def test_ranks_ask_to_raise_priority_and_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_request_a_higher_priority_and_work_without(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[int] = []
 
     def refuse(thread: int, policy: int, parameters: object) -> None:
@@ -73,7 +73,7 @@ def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert fewer.value.argument == "ranks"
 
 
-def test_real_ranks_answer_and_a_calibration_is_saved(tmp_path: Path) -> None:
+def test_real_ranks_respond_and_a_calibration_is_saved(tmp_path: Path) -> None:
     operations = [Operation("p2p", 2**k, (0, 1), 3) for k in (10, 16, 20)]
     operations += [
         Operation(kind, 2**16, (0, 1), 3, in_a_row=4)
@@ -89,13 +89,13 @@ def test_real_ranks_answer_and_a_calibration_is_saved(tmp_path: Path) -> None:
     assert sorted(pooled.began_ns) == list(pooled.began_ns)
 
 
-def test_a_rank_that_fails_is_reported_and_none_is_left() -> None:
+def test_a_failing_rank_is_reported_and_none_is_left() -> None:
     with pytest.raises(ClusterError, match=r"rank [01]\b"):
         run_operations([Host(), Host()], [Operation("nonsense", 4, (0, 1))], limit_s=600)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-def test_ranks_end_with_whoever_asked_even_if_killed() -> None:
+def test_ranks_end_with_their_parent_even_if_it_is_killed() -> None:
     ask = (
         "from slipstream.cluster.samples import Operation; "
         "from slipstream.ranks.calibration import Host, run_operations; "
@@ -124,14 +124,14 @@ def children_of(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                # After the name in brackets: state, parent.
+                # After the name in parentheses: state, parent.
                 after = (entry / "stat").read_text().rpartition(")")[2].split()
                 if int(after[1]) == pid:
                     found.append(int(entry.name))
     return found
 
 
-def test_a_lab_checks_what_it_is_asked() -> None:
+def test_a_lab_validates_its_arguments() -> None:
     with pytest.raises(InvalidArgumentError, match="hosts: 0"):
         Netlab(0, 1e6)
     with pytest.raises(InvalidArgumentError, match="bytes_per_s"):
@@ -142,7 +142,7 @@ def test_a_lab_checks_what_it_is_asked() -> None:
         Netlab(4, 1e6, racks=2, between_bytes_per_s=float("nan"))
 
 
-def test_without_root_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_there_is_a_clear_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="needs root"), Netlab(2, 1e6):
         pass
@@ -160,14 +160,14 @@ def test_a_rank_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("lab_here")
-def test_a_lab_shapes_counts_and_leaves_nothing() -> None:
+def test_a_lab_shapes_and_counts_traffic_and_leaves_nothing() -> None:
     with Netlab(2, 25e6) as lab:
         pids = list(lab.pids)
         operations = [Operation("p2p", size, (0, 1), 3) for size in (2**18, 2**20)]
         before = lab.counters()
         samples, _ = run_operations(lab.ranks(), operations)
         sent = [after[1] - b[1] for after, b in zip(lab.counters(), before, strict=True)]
-    # 25 MB/s less 4 % of headers, and one way takes no less; five times each size there and back.
+    # 25 MB/s less 4 % of headers, the same in each direction; five round trips of each size.
     assert samples[1].duration_ns >= 2**20 / 25e6 * 1e9 * 0.99
     assert min(sent) > 5 * (2**18 + 2**20)
     assert not any(_alive(pid) for pid in pids)
@@ -181,15 +181,15 @@ def test_a_command_on_every_host(capfd: Any) -> None:
 
 
 @pytest.mark.usefixtures("lab_here")
-def test_hosts_do_not_pace_as_this_machine_happens_to(capfd: Any) -> None:
+def test_pacing_of_hosts_does_not_depend_on_this_machine(capfd: Any) -> None:
     with Netlab(2, 1e6) as lab:
         assert lab.run(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]) == [0, 0]
     assert capfd.readouterr().out.split() == ["reno", "reno"]
 
 
 @pytest.mark.usefixtures("lab_here")
-def test_racks_are_joined_by_a_cable_of_its_own() -> None:
-    """One host of each rack sends the other, over the cable between, what it takes seconds for."""
+def test_racks_are_joined_by_a_separate_link() -> None:
+    """One host of each rack sends to the other, over the link between, for some seconds."""
     script = (
         "import os, socket, sys, time\n"
         "rank = int(os.environ['RANK']); data = bytes(1 << 18)\n"
@@ -210,7 +210,7 @@ def test_racks_are_joined_by_a_cable_of_its_own() -> None:
         with lab.unshaped():
             pass
     assert received[3] > 1 << 18
-    # What two buckets have saved up passes at once, the rest at a megabyte a second.
+    # The tokens of two buckets pass immediately, the remainder at a megabyte per second.
     assert elapsed_s >= ((1 << 18) - 2 * 8192) / 1e6
 
 
