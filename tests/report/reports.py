@@ -1,4 +1,4 @@
-"""Graphs, and what a written report holds, for the tests of the report."""
+"""Graphs and parsed reports for tests of the report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AlikeDurations(Durations):
 
 
 def empty_graph() -> Graph:
-    """A step in which nothing ran."""
+    """Return a step without tasks."""
     return Graph(
         Tasks(**{name: np.zeros(0, dtype) for name, dtype in Tasks.dtypes.items()}),
         Edges.none(), ("",), (), np.zeros(1, np.int64), np.zeros(0, np.int32),
@@ -47,12 +47,12 @@ def empty_graph() -> Graph:
 
 
 def without_memory(graph: Graph) -> Graph:
-    """As a trace of another tool has it."""
+    """Return a recording like a trace of another tool."""
     return replace(graph, memory=Allocations.none())
 
 
 class Report:
-    """A written report, taken apart."""
+    """A parsed report."""
 
     def __init__(self, path: Path) -> None:
         self.text = path.read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ class Report:
         self._arrays = zlib.decompress(base64.b64decode(self._element("arrays")))
 
     def column(self, reference: dict[str, Any]) -> np.ndarray:
-        """The numbers a reference in the document stands for."""
+        """Return the numbers of a reference in the document."""
         return np.frombuffer(
             self._arrays, _TYPES[reference["type"]], reference["length"], reference["at"]
         )

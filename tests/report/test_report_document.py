@@ -1,4 +1,4 @@
-"""What a report holds: the graph's numbers, honest states, nothing of the machine when shared."""
+"""Contents of a report: the graph's numbers, missing data, and shared reports without names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Report:
     return Report(write_report(graph, path, techniques=techniques, durations=AlikeDurations()))
 
 
-def test_the_timeline_is_the_simulated_one(graph: Graph, report: Report) -> None:
+def test_the_timeline_equals_the_simulated_one(graph: Graph, report: Report) -> None:
     timeline, document = replay(graph), report.document
     scene = document["scenes"][0]
     columns = {name: report.column(found) for name, found in scene["columns"].items()}
@@ -45,7 +45,7 @@ def test_the_timeline_is_the_simulated_one(graph: Graph, report: Report) -> None
     np.testing.assert_allclose(columns["duration"], timeline.end_ns - timeline.start_ns, rtol=1e-6)
     names = [document["strings"][i] for i in columns["name"]]
     assert names == [graph.string(i) for i in graph.tasks.name]
-    # What the breakdown adds up is the step.
+    # The breakdown sums to the step.
     total = columns["busy"].sum(dtype=np.float64) + columns["waited"].sum(dtype=np.float64)
     assert total == pytest.approx(timeline.step_ns, rel=1e-5)
     assert set(np.flatnonzero(columns["critical"])) == set(find_critical_path(timeline).task)
@@ -82,7 +82,7 @@ def test_the_memory_curve_reaches_the_peak(graph: Graph, report: Report) -> None
     assert tensors["bytes"][alive].sum() == memory["peak_bytes"]
 
 
-def test_every_allowed_combination_of_few_techniques_is_there(report: Report) -> None:
+def test_every_allowed_combination_of_few_techniques_is_included(report: Report) -> None:
     found = report.document["what_ifs"]
     names = {"+".join(sorted(p["parts"])) for p in found["predictions"]}
     singles = {"accumulation:4", "checkpointing", "fused_optimizer:fused"}
@@ -99,7 +99,7 @@ def test_every_allowed_combination_of_few_techniques_is_there(report: Report) ->
         assert sum(prediction["shares"].values()) == pytest.approx(1)
 
 
-def test_the_machine_is_the_one_the_step_was_recorded_on(graph: Graph, tmp_path: Path) -> None:
+def test_the_machine_is_the_recording_machine(graph: Graph, tmp_path: Path) -> None:
     def run(**meta: object) -> dict[str, Any]:
         facts = replace(graph, meta={**graph.meta, "contended": False, **meta})
         path = write_report(facts, tmp_path / "r.html", what_if=False)
@@ -140,7 +140,7 @@ def test_a_shared_report_names_no_host_user_or_folder(graph: Graph, tmp_path: Pa
     assert "somebody" not in path.read_text(encoding="utf-8")
 
 
-def test_names_cannot_leave_the_element_that_holds_them(graph: Graph, tmp_path: Path) -> None:
+def test_names_cannot_break_out_of_their_element(graph: Graph, tmp_path: Path) -> None:
     meta = {**graph.meta, "workload": "</script><script>alert(1)</script>"}
     path = write_report(replace(graph, meta=meta), tmp_path / "r.html", what_if=False)
     assert Report(path).document["run"]["workload"] == meta["workload"]
@@ -157,7 +157,7 @@ def test_an_empty_graph_and_one_without_memory_are_states(graph: Graph, tmp_path
     assert bare["run"]["peak_bytes"] == 0
 
 
-def test_a_technique_that_breaks_does_not_hide_the_others(
+def test_a_failing_technique_does_not_hide_the_others(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = technique.registry()["fused_optimizer"]
@@ -192,7 +192,7 @@ def test_an_unknown_technique_and_an_unwritable_file_are_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_columns_take_the_narrowest_type_and_lie_aligned() -> None:
+def test_columns_have_the_narrowest_type_and_are_aligned() -> None:
     arrays = Arrays()
     found = [
         arrays.whole([0, 255]), arrays.whole([0, 256]), arrays.whole([-1, 3]),
@@ -204,7 +204,7 @@ def test_columns_take_the_narrowest_type_and_lie_aligned() -> None:
         arrays.whole([1 << 40])
 
 
-def test_families_tell_products_from_the_rest(graph: Graph) -> None:
+def test_families_separate_matmuls_from_other_operators(graph: Graph) -> None:
     found = families(graph)
     named = {
         graph.string(name): FAMILIES[family]

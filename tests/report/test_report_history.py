@@ -1,4 +1,4 @@
-"""What a report says of past predictions: those that were measured, and what widens the next."""
+"""Past predictions in a report: the measured ones, and the widening of the next interval."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ELSEWHERE = from_facts({"cpu.model": "Testor 4000", "torch.threads": 1})
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A store in which one prediction of 0.5 [0.4, 0.625] was measured as 0.8."""
+    """Return a store in which one prediction of 0.5 [0.4, 0.625] was measured as 0.8."""
     predicted = PredictionRecord(
         "train.py:step", "amp:bf16", "cpu", 0.5, 0.4, 0.625, "microbenchmark",
         "2026-01-01T00:00:00Z", HERE.env_id,
@@ -53,7 +53,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "results.db"
 
 
-def test_a_measured_prediction_is_told_with_both_intervals(path: Path) -> None:
+def test_a_measured_prediction_is_shown_with_both_intervals(path: Path) -> None:
     past = past_predictions(path, HERE)
     (score,) = past.scores
     assert (past.state, past.total) == ("ready", 1)
@@ -73,7 +73,7 @@ def test_the_next_interval_is_widened_on_the_same_machine_only(path: Path) -> No
     assert past_predictions(path, ELSEWHERE).state == "ready"
 
 
-def test_what_was_measured_stands_beside_what_is_predicted(path: Path) -> None:
+def test_measurements_are_shown_next_to_predictions(path: Path) -> None:
     past = past_predictions(path, UPDATED, "train.py:step")
     assert set(past.measured) == {("amp:bf16", "cpu")}
     found = past.measured["amp:bf16", "cpu"]
@@ -85,7 +85,7 @@ def test_what_was_measured_stands_beside_what_is_predicted(path: Path) -> None:
     assert past_predictions(path, ELSEWHERE, "train.py:step").measured == {}
 
 
-def test_a_comparison_that_is_given_counts_as_the_latest(path: Path, tmp_path: Path) -> None:
+def test_an_explicit_comparison_counts_as_the_latest(path: Path, tmp_path: Path) -> None:
     arms = (ArmRecord("as it is"), ArmRecord("amp:bf16"))
     claim = Claim(
         "cpu", "amp:bf16", "as it is", "median", 0.9, 0.88, 0.92, 0.95, Verdict.UNTRUSTWORTHY,
@@ -104,7 +104,7 @@ def test_a_comparison_that_is_given_counts_as_the_latest(path: Path, tmp_path: P
         past_predictions(path, HERE, "other.py:step", comparisons)
 
 
-def test_one_prediction_of_what_was_proved(path: Path) -> None:
+def test_a_proved_prediction_appears_once(path: Path) -> None:
     shown = PredictionRecord(
         "train.py:step", "fused", "cpu", 0.72, 0.68, 0.76, "simulated", "2026-01-03T00:00:00Z",
         HERE.env_id,
@@ -124,7 +124,7 @@ def test_one_prediction_of_what_was_proved(path: Path) -> None:
     past = past_predictions(path, HERE, "train.py:step")
     (score,) = (entry for entry in past.scores if entry["technique"] == "fused")
     assert (score["created"], score["inside"]) == (shown.created, False)
-    # The what-ifs show the same prediction, not another one of the page.
+    # The what-ifs show the same prediction as elsewhere on the page.
     again = Predicted("fused", 1e6, 6e5, 0.6, 0.5, 0.7)
     found = prediction_document(again, past)
     assert found["speedup"] == found["measured"]["predicted_speedup"] == score["predicted"][0]
@@ -133,7 +133,7 @@ def test_one_prediction_of_what_was_proved(path: Path) -> None:
     assert (alone["speedup"], alone["measured"]["inside"]) == (1.25, False)
 
 
-def test_no_store_and_a_torn_one_are_states(tmp_path: Path) -> None:
+def test_a_missing_and_a_damaged_store_are_states(tmp_path: Path) -> None:
     assert past_predictions(tmp_path / "none.db", HERE).state == "none"
     torn = tmp_path / "torn.db"
     torn.write_bytes(b"not a database at all, but long enough to look like one" * 40)
