@@ -1,4 +1,4 @@
-"""Loops of the caller's own: ask and tell, reports that prune, callbacks that stop."""
+"""User-written loops: ask and tell, reports that prune, callbacks that stop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def facts(made: Study) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("rungs", [None, Halving(1, 9)])
 @pytest.mark.parametrize("strategy", ["random", "tpe"])
-def test_ask_and_tell_is_the_loop_of_run(tmp_path: Path, strategy: str, rungs: Any) -> None:
+def test_ask_and_tell_equals_the_loop_of_run(tmp_path: Path, strategy: str, rungs: Any) -> None:
     def made(store: str, estimator: Any = None) -> Study:
         return study("s", SPACE, "y", estimator=estimator, strategy=strategy, rungs=rungs,
                      budget=Budget(trials=25), constraints={"y": "<= 4"},
@@ -53,7 +53,7 @@ def test_ask_and_tell_is_the_loop_of_run(tmp_path: Path, strategy: str, rungs: A
     own = made("own.db")
     for task in itertools.islice(iter(own.ask, None), 5):
         own.tell(task, loss(task.config))
-    # One more is asked for, and the process ends: it is asked again.
+    # After one more ask the process ends: that trial is asked again.
     forgotten = own.ask()
     own.close()
     own = made("own.db")
@@ -72,7 +72,7 @@ def test_ask_and_tell_is_the_loop_of_run(tmp_path: Path, strategy: str, rungs: A
     assert State.REJECTED in {trial.state for trial in run.trials}
 
 
-def test_what_is_told_wrongly_is_refused() -> None:
+def test_an_invalid_tell_is_refused() -> None:
     made = study("s", SPACE, "y", strategy="random")
     with pytest.raises(InvalidArgumentError, match="has no estimator to run"):
         made.run(budget=Budget(trials=1))
@@ -100,7 +100,7 @@ def test_what_is_told_wrongly_is_refused() -> None:
     assert [trial.number for trial in made.top()] == [0]
 
 
-def test_a_file_that_asks_is_closed_to_others(tmp_path: Path) -> None:
+def test_a_file_with_open_asks_is_closed_to_others(tmp_path: Path) -> None:
     made = study("s", SPACE, "y", estimator=loss, strategy="random", store=tmp_path / "s.db")
     task = made.ask()
     other = study("s", SPACE, "y", estimator=loss, strategy="random", store=tmp_path / "s.db")
@@ -189,7 +189,7 @@ class Counted(Random):
         return super().ask(number)
 
 
-def test_more_workers_than_candidates_come_to_an_end() -> None:
+def test_more_workers_than_candidates_finish() -> None:
     made = study("s", {"n": Int(1, 2)}, "y", strategy=Counted())
     tasks = [made.ask(), made.ask()]
     assert made.ask() is None
@@ -199,7 +199,7 @@ def test_more_workers_than_candidates_come_to_an_end() -> None:
     assert {trial.state for trial in made.trials} == {State.COMPLETE, State.CACHED}
 
 
-def test_optuna_has_categories_times_and_reports_as_they_were() -> None:
+def test_optuna_gets_the_same_categories_times_and_reports() -> None:
     optuna = pytest.importorskip("optuna")
     space = Space({
         "x": Float(-1, 1, step=0.25), "n": Int(1, 2), "act": Categorical(("relu", None)),
@@ -216,7 +216,7 @@ def test_optuna_has_categories_times_and_reports_as_they_were() -> None:
             assert trial.datetime_complete.timestamp() == pytest.approx(ours.ended, abs=1e-5)
     kinds = {trial.state for trial in theirs.trials}
     assert kinds == {optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED}
-    # Of a lower rung there is one value on the way, at its fidelity.
+    # A lower rung has one intermediate value, at its fidelity.
     halved = study("h", SPACE, "y", estimator=loss, strategy="random", rungs=Halving(1, 9)).run()
     first = halved.to_optuna().trials[0]
     assert first.intermediate_values == {1: halved.trials[0].values["y"]}

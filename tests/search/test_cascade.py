@@ -1,4 +1,4 @@
-"""A cascade saves dear evaluations where its cheap level knows, and none where it does not."""
+"""A cascade saves expensive evaluations if its cheap level is informative, and none if not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPACE = Space({f"x{i}": Float(-1.0, 1.0) for i in range(4)})
 
 @estimator({"y": ""}, provenance="simulated")
 def roughly(config: dict[str, Any]) -> float:
-    """As `truth`, but for one parameter that it does not see."""
+    """Like `truth`, except for one parameter that it ignores."""
     return sum(config[f"x{i}"] ** 2 for i in range(3))
 
 
@@ -42,9 +42,9 @@ def dear(run: Study) -> list[Any]:
     return [trial for trial in run.trials if trial.rung == len(run.rungs.levels)]
 
 
-def test_few_are_measured_where_the_cheap_level_knows_and_they_are_its_best() -> None:
+def test_few_are_measured_if_the_cheap_level_is_informative_and_they_are_its_best() -> None:
     run = made(roughly, n=400).run()
-    assert len(dear(run)) < 110  # 8 or more that nobody chose, an eighth, a sixteenth as probes
+    assert len(dear(run)) < 110  # 8 or more unselected ones, an eighth, a sixteenth as probes
     cheap = sorted(t.values["y"] for t in run.trials if t.rung == 0)
     went_on = {run.trials[t.parent].values["y"] for t in dear(run)}
     assert set(cheap[:20]) <= went_on
@@ -54,7 +54,7 @@ def test_few_are_measured_where_the_cheap_level_knows_and_they_are_its_best() ->
     assert simulated == roughly.function(best.config) < best.values["y"]
 
 
-def test_a_level_of_chance_prunes_nothing() -> None:
+def test_a_random_level_prunes_nothing() -> None:
     run = made(by_chance, n=150).run()
     assert len(dear(run)) == 150
     notes = " ".join(note for table in [Listing.of(run).status()] for note in table.notes)
@@ -62,14 +62,14 @@ def test_a_level_of_chance_prunes_nothing() -> None:
     assert "may not prune" in notes
 
 
-def test_levels_stand_on_each_other() -> None:
+def test_levels_build_on_each_other() -> None:
     run = made(by_chance, roughly, n=200).run()
     counts = [sum(t.rung == rung for t in run.trials) for rung in range(3)]
     assert counts[:2] == [200, 200]
     assert counts[2] < 80
 
 
-def test_it_goes_on_where_it_was_cut_and_replays(tmp_path: Path) -> None:
+def test_an_interrupted_cascade_continues_and_replays(tmp_path: Path) -> None:
     whole = made(roughly, store=tmp_path / "whole.db").run(budget=Budget(trials=120))
     for trials in (7, 40, 120):
         cut = made(roughly, store=tmp_path / "cut.db").run(budget=Budget(trials=trials))
@@ -86,7 +86,7 @@ def test_workers_measure_with_the_level_of_the_trial() -> None:
         assert trial.values["y"] == (expected if trial.rung == 0 else expected["y"])
 
 
-def test_a_limit_that_only_the_last_level_tells_is_judged_there() -> None:
+def test_a_limit_that_only_the_last_level_reports_is_judged_there() -> None:
     run = study(
         "s", SPACE, "y", estimator=truth, rungs=Cascade(roughly, n=20), strategy="random",
         constraints={"size": "<= 0.5KB"},
@@ -95,7 +95,7 @@ def test_a_limit_that_only_the_last_level_tells_is_judged_there() -> None:
     assert {t.state for t in dear(run)} == {State.COMPLETE, State.INFEASIBLE}
 
 
-def test_what_makes_no_cascade_is_refused() -> None:
+def test_an_invalid_cascade_is_refused() -> None:
     with pytest.raises(InvalidArgumentError):
         Cascade()
     with pytest.raises(InvalidArgumentError):
@@ -118,7 +118,7 @@ def test_agreement_is_kendalls() -> None:
     assert not Agreement.of([(i, -i) for i in range(10)]).prunes
 
 
-def test_what_a_cheap_level_said_is_no_result_in_optuna() -> None:
+def test_values_of_a_cheap_level_are_not_results_in_optuna() -> None:
     pytest.importorskip("optuna")
     run = made(roughly, n=40).run()
     best = run.best()

@@ -1,4 +1,4 @@
-"""Rung policies promote what an independent, plain computation says, in any order of ends."""
+"""Rung policies promote the trials of an independent, plain computation, in any order of ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPACE = Space({"x": Float(0, 1)})
 def run_policy(
     policy: RungPolicy, curves: list[list[float]], workers: int, seed: int
 ) -> list[Trial]:
-    """Trials end in random order; candidate c has the loss curves[c][rung]."""
+    """Yield trials that end in random order; candidate c has the loss curves[c][rung]."""
     rng = random.Random(seed)
     policy.order = lambda trials: sorted(trials, key=lambda t: (t.values["y"], t.number))
     trials: list[Trial] = []
@@ -48,13 +48,13 @@ def candidates(trials: list[Trial], rung: int) -> set[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 4, 27, 100])
-def test_halving_promotes_the_best_of_every_rung_whatever_the_order(workers: int) -> None:
+def test_halving_promotes_the_best_of_every_rung_in_any_order(workers: int) -> None:
     for seed in range(5):
         rng = random.Random(seed)
         curves = [[rng.random() for _ in range(4)] for _ in range(27)]
         trials = run_policy(Halving(1, 27), curves, workers, seed)
         assert len(trials) == 27 + 9 + 3 + 1
-        # Promoted early, but the same as by waiting for the whole rung. New candidates keep their
+        # Promoted early, but as after waiting for the whole rung. New candidates keep their
         # order, so that candidate c is the c-th trial without a parent.
         first = [trial for trial in trials if trial.parent is None]
         number = {trial.number: c for c, trial in enumerate(first)}
@@ -72,13 +72,13 @@ def test_new_trials_start_at_their_lowest_fidelity(policy: RungPolicy) -> None:
     assert (first.fidelity, first.rung, first.parent) == (1, 0, None)
 
 
-def test_asha_promotes_who_was_in_the_best_third_when_asked() -> None:
+def test_asha_promotes_trials_in_the_best_third_at_that_time() -> None:
     rng = random.Random(1)
     curves = [[rng.random() for _ in range(3)] for _ in range(60)]
     policy = Asha(1, 9, n=60)
     trials = run_policy(policy, curves, 4, 2)
     assert policy.done
-    # By the end every trial in the top third of its rung has gone on, once.
+    # In the end every trial in the top third of its rung has been promoted, once.
     for rung in (0, 1):
         finished = [trial for trial in trials if trial.rung == rung]
         best = sorted(finished, key=lambda trial: (trial.values["y"], trial.number))[
@@ -89,7 +89,7 @@ def test_asha_promotes_who_was_in_the_best_third_when_asked() -> None:
         assert len(promoted) == len(set(promoted))
 
 
-def test_what_asha_runs_for_certain_is_in_every_order_of_ends() -> None:
+def test_certain_promotions_of_asha_occur_in_every_order_of_ends() -> None:
     rng = random.Random(5)
     curves = [[rng.random()] * 4 for _ in range(60)]
     runs, certain = [], []

@@ -1,4 +1,4 @@
-"""Spaces and candidates: identity, counting, rules, one at a time and a million at once."""
+"""Spaces and candidates: identity, counting and rules, one at a time and vectorised."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trees(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def reordered(tree: Any) -> Any:
-    """The same definition with every mapping and choice in reverse order."""
+    """Return the same definition with every mapping and choice in reverse order."""
     if isinstance(tree, Choice):
         return Choice(reordered(tree.branches))
     if not isinstance(tree, dict):
@@ -58,7 +58,7 @@ def reordered(tree: Any) -> Any:
 
 
 def unsorted(data: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a space with the branches of its choices in another order."""
+    """Return the JSON of a space with the branches of its choices in another order."""
     above = {
         path for parameter in data["parameters"].values() for path in parameter.get("when", ())
     }
@@ -70,7 +70,7 @@ def unsorted(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(trees(ANY), st.integers(0, 2**32))
-def test_a_candidate_survives_json_and_its_definition_in_another_order(
+def test_a_candidate_round_trips_through_json_and_reordered_definitions(
     tree: dict[str, Any], seed: int
 ) -> None:
     space = Space(tree)
@@ -134,7 +134,7 @@ def test_a_float_with_a_step_has_decimal_values() -> None:
 @pytest.mark.parametrize(
     "parameter", [Int(1, 40, log=True), Int(16, 512, step=16, log=True)], ids=str
 )
-def test_logarithmic_integers_are_floats_that_reach_half_a_step_further(parameter: Int) -> None:
+def test_logarithmic_integers_are_floats_with_a_range_half_a_step_wider(parameter: Int) -> None:
     floats = Float(parameter.lo - 0.5, parameter.hi + 0.5, log=True)
     for value in range(parameter.lo, parameter.hi + 1, parameter.step):
         (unit,) = parameter.to_units(value)
@@ -142,14 +142,14 @@ def test_logarithmic_integers_are_floats_that_reach_half_a_step_further(paramete
         assert parameter.from_units([unit]) == value
 
 
-def test_inactive_values_do_not_count() -> None:
+def test_inactive_values_are_ignored() -> None:
     space = Space({"net": Choice(mlp={"width": Int(1, 9)}, none={})})
     with_rest = space.candidate({"net": "none", "net.mlp.width": 4})
     assert with_rest.id == space.candidate({"net": "none"}).id
     assert with_rest.values == {"net": "none"}
 
 
-def test_mutations_and_crossings_stay_inside() -> None:
+def test_mutations_and_crossovers_stay_inside() -> None:
     space = Space(
         {"net": Choice(mlp={"width": Int(16, 512)}, cnn={"depth": Int(1, 8), "wide": Bool()}),
          "lr": Float(1e-4, 1e-1, log=True), "order": Permutation(4)},
@@ -163,7 +163,7 @@ def test_mutations_and_crossings_stay_inside() -> None:
         first, other = made, first
 
 
-def test_rules_over_arrays_are_those_over_candidates() -> None:
+def test_rules_over_arrays_equal_those_over_candidates() -> None:
     space = Space(
         {"net": Choice(mlp={"width": Int(16, 512)}, cnn={"depth": Int(1, 8)}),
          "lr": Float(1e-4, 1e-1, log=True), "act": Categorical(["relu", "gelu"])},
@@ -213,11 +213,11 @@ def test_rules_over_arrays_are_those_over_candidates() -> None:
         (lambda: Space({"a": Choice({1: {}})}), "not a valid name"),
     ],
 )
-def test_what_is_wrong_with_a_space_is_said(make: Any, message: str) -> None:
+def test_an_invalid_space_is_reported(make: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         make()
 
 
-def test_a_rule_about_an_unknown_parameter_names_the_near_one() -> None:
+def test_a_rule_about_an_unknown_parameter_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"\bwidht\b(.|\n)*\bwidth\?"):
         Space({"width": Int(1, 2)}, forbid=["widht > 1"])

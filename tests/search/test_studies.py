@@ -1,4 +1,4 @@
-"""The loop: what it checks before, what it does with failures, that it goes on and replays."""
+"""The study loop: validation, failures, resumption and replay."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def facts(made: Study) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("strategy", ["random", "quasirandom", "evolution", "trees", "tpe"])
-def test_a_study_cut_short_ends_as_one_that_was_not(tmp_path: Path, strategy: str) -> None:
+def test_an_interrupted_study_ends_like_an_uninterrupted_one(tmp_path: Path, strategy: str) -> None:
     def made(store: str) -> Study:
         return study("s", SPACE, "y", estimator=bowl, strategy=strategy, seed=3,
                      store=tmp_path / store)  # fmt: skip
@@ -94,7 +94,7 @@ def test_trees_search_between_the_optima_of_two_objectives() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_front_is_what_no_trial_dominates(count: int) -> None:
+def test_the_front_has_exactly_the_nondominated_trials(count: int) -> None:
     made = study("s", SPACE, {f"x{i}": "min" for i in range(count)}, strategy="random",
                  estimator=lambda c: {f"x{i}": c[f"x{i}"] for i in range(count)})  # fmt: skip
     points = [[*t.values.values()] for t in made.run(budget=Budget(trials=40)).trials]
@@ -104,7 +104,7 @@ def test_the_front_is_what_no_trial_dominates(count: int) -> None:
     }  # fmt: skip
 
 
-def test_evolution_begins_as_soon_as_it_has_a_sample_of_parents() -> None:
+def test_evolution_begins_once_it_has_enough_parents() -> None:
     made = study("s", SPACE, "y", estimator=bowl, strategy=Evolution(sample=4)).run(
         budget=Budget(trials=5)
     )
@@ -121,7 +121,7 @@ def test_a_parallel_study_replays(tmp_path: Path, rungs: Any) -> None:
     made.run(Processes(2))
     tells = [one.number for one in sorted(made.trials, key=lambda trial: trial.told)]
     assert made.replay() == len(tells) > 12
-    # A record that was tampered with does not.
+    # A record that was tampered with does not replay.
     made.trials[5].candidate.values["x0"] = 0.0
     made._store = None
     reading = Reading(tmp_path / "s.db")
@@ -147,7 +147,7 @@ def test_failures_are_states_with_reasons(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["estimator", "analytic", "cost", "tie"])
-def test_user_code_that_fails_fails_its_trial_alone(where: str) -> None:
+def test_failing_user_code_fails_only_its_trial(where: str) -> None:
     def fails(config: dict[str, Any]) -> Any:
         if config["n"] == 2:
             sys.exit("no data")
@@ -171,7 +171,7 @@ def test_user_code_that_fails_fails_its_trial_alone(where: str) -> None:
     assert set(reasons.values()) == {None}
 
 
-def test_analytic_constraints_keep_the_estimator_from_being_called() -> None:
+def test_analytic_constraints_avoid_calls_of_the_estimator() -> None:
     called: list[float] = []
 
     @estimator({"y": "", "memory": "KB"})
@@ -192,7 +192,7 @@ def test_analytic_constraints_keep_the_estimator_from_being_called() -> None:
     complete = next(trial for trial in made.trials if trial.state is State.COMPLETE)
     kinds = {kind for metric, kind in complete.measurements if metric == "memory"}
     assert kinds == {Provenance.SIMULATED, Provenance.MEASURED}
-    # What passed by prediction and not by measurement is infeasible, and never best.
+    # Trials that passed by prediction and not by measurement are infeasible, and never best.
     assert {trial.state for trial in made.trials} <= {
         State.REJECTED,
         State.COMPLETE,
@@ -201,7 +201,7 @@ def test_analytic_constraints_keep_the_estimator_from_being_called() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.5])
-def test_the_analytic_filter_learns_by_how_much_it_is_wrong(tmp_path: Path, ratio: float) -> None:
+def test_the_analytic_filter_learns_its_error(tmp_path: Path, ratio: float) -> None:
     measured = Estimator(lambda c: {"y": 0.0, "memory": 100 * ratio * c["x"]}, 
                          {"y": "", "memory": "KB"})  # fmt: skip
     predicted = Estimator(lambda c: 100 * c["x"], {"memory": "KB"}, Provenance.SIMULATED)
@@ -221,7 +221,7 @@ def test_the_analytic_filter_learns_by_how_much_it_is_wrong(tmp_path: Path, rati
     assert facts(made("cut.db", 60)) == facts(whole)
 
 
-def test_a_grid_ends_with_its_last_candidate() -> None:
+def test_a_grid_ends_after_its_last_candidate() -> None:
     made = study("s", Space({"n": Int(1, 3)}), "y", estimator=lambda c: c["n"], strategy="grid")
     made.run()
     assert [trial.candidate.values["n"] for trial in made.trials] == [1, 2, 3]
@@ -238,7 +238,7 @@ def test_only_inclusive_limits_include_their_bound(text: str, holds: list[bool])
     assert {limit.violation(value) for value in (3.0, 5.0)} == {0.0, 0.25}
 
 
-def test_a_prediction_of_zero_teaches_no_factor() -> None:
+def test_a_prediction_of_zero_gives_no_factor() -> None:
     made = study("s", Space({"x": Float(0, 1)}), "y",
                  estimator=Estimator(lambda c: {"y": c["x"], "memory": 1.0}),
                  analytic=[Estimator(lambda c: 0.0, {"memory": ""}, Provenance.SIMULATED)],
@@ -258,7 +258,7 @@ def test_predictions_are_listed_with_their_median_ratio() -> None:
     (lambda config, run: run, True), (lambda config, run=None: run, True),
     (lambda config, depth=None: depth, False),
 ])  # fmt: skip
-def test_a_second_parameter_gets_the_run_if_required_or_named_so(
+def test_a_second_parameter_gets_the_run_if_required_or_named_run(
     function: Callable[..., Any], takes_run: bool
 ) -> None:
     run = TrialRun(1.0, 0)
@@ -297,7 +297,7 @@ def declared(config: dict[str, Any]) -> dict[str, float]:
         ({"space": Space({"n": Int(1, 3)}, forbid=["n > 0"])}, InvalidArgumentError, "empty"),
     ],
 )
-def test_mistakes_are_found_before_the_first_evaluation(
+def test_mistakes_are_reported_before_the_first_evaluation(
     settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     right = {"space": SPACE, "objectives": {"accuracy": "max"}, "estimator": declared}
@@ -305,7 +305,7 @@ def test_mistakes_are_found_before_the_first_evaluation(
         study("s", **{**right, **settings})
 
 
-def test_a_metric_nobody_reports_fails_the_trial_with_its_name() -> None:
+def test_a_metric_that_is_never_reported_fails_the_trial_with_its_name() -> None:
     made = study("s", SPACE, {"acc": "max"}, estimator=lambda c: {"accuracy": 1.0},
                  strategy="random").run(budget=Budget(trials=2))  # fmt: skip
     assert re.search(r"\bnot report acc\b.*\baccuracy\b", made.trials[0].reason)
@@ -327,7 +327,7 @@ def test_a_stored_study_over_another_space_is_refused(tmp_path: Path) -> None:
         warm.run(budget=Budget(trials=1))
 
 
-def test_a_warm_start_begins_where_the_other_study_came_to(tmp_path: Path) -> None:
+def test_a_warm_start_begins_at_the_end_of_the_other_study(tmp_path: Path) -> None:
     first = study("first", SPACE, "y", estimator=bowl, strategy="tpe", store=tmp_path / "s.db")
     first.run(budget=Budget(trials=60))
     warm, cold = (
@@ -348,7 +348,7 @@ study("s", SPACE, "y", estimator=slowly, strategy="random", store=sys.argv[1]).r
 
 
 def killed_and_resumed(folder: Path, kills: int) -> None:
-    """A study killed again and again ends bit for bit as one that was not."""
+    """Check that a study killed again and again ends bit for bit like an uninterrupted one."""
     program = KILLED.format(here=str(Path(__file__).parent))
     whole = study("s", SPACE, "y", estimator=slowly, strategy="random", store=folder / "whole.db")
     whole.run(budget=Budget(trials=400))
@@ -374,11 +374,11 @@ def killed_and_resumed(folder: Path, kills: int) -> None:
     assert max(trial.attempts for trial in cut.trials) <= 1 + kills
 
 
-def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_kill_9_loses_no_acknowledged_trial(tmp_path: Path) -> None:
     killed_and_resumed(tmp_path, 3)
 
 
-def test_two_drivers_do_not_write_one_file(tmp_path: Path) -> None:
+def test_two_drivers_do_not_write_the_same_file(tmp_path: Path) -> None:
     refused = []
 
     def runs_another(config: dict[str, Any]) -> float:
@@ -408,7 +408,7 @@ def test_optuna_has_the_same_trials() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tpe", "random"])
-def test_optunas_samplers_propose_what_they_would_in_optuna(kind: str) -> None:
+def test_samplers_of_optuna_propose_the_same_as_in_optuna(kind: str) -> None:
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     kinds = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
@@ -441,8 +441,8 @@ def small_disk(tmp_path: Path, require: Callable[[str, bool, str], None]) -> Ite
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_ends_the_study_and_what_was_written_is_whole(small_disk: Path) -> None:
-    """And it goes on from there, bit for bit, when there is room again."""
+def test_a_full_disk_ends_the_study_and_written_trials_are_intact(small_disk: Path) -> None:
+    """It continues from there, bit for bit, once there is space again."""
     path = small_disk / "s.db"
     made = study("s", SPACE, "y", estimator=bowl, strategy="random", store=path)
     with pytest.raises(StoreError, match="full") as error:
@@ -463,7 +463,7 @@ def test_a_full_disk_ends_the_study_and_what_was_written_is_whole(small_disk: Pa
     assert cut.replay() == len(cut.trials)
 
 
-# Every call after so many answers that the disk could not be reached.
+# Every call after this many reports that the disk is unreachable.
 _NO_SYNC = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -507,10 +507,10 @@ def no_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("syncs", [3, 9, 11])
-def test_a_disk_that_does_not_sync_breaks_no_study(
+def test_a_disk_that_fails_to_sync_corrupts_no_study(
     tmp_path: Path, no_sync: Path, syncs: int
 ) -> None:
-    """While its file is made, or later: it ends with that reason or goes on; nothing is torn."""
+    """During file creation or later: it ends with that reason or continues; nothing is torn."""
     path = tmp_path / "s.db"
     ran = subprocess.run(
         [sys.executable, "-c", _SYNCED, str(Path(__file__).parent), str(path)], text=True,
