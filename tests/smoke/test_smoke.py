@@ -1,4 +1,4 @@
-"""What every pair of torch and Python must do, installed anyhow: the flow once, and the engine.
+"""The workflow and the engine, for every pair of torch and Python, however installed.
 
 It needs the package, pytest and hypothesis, and nothing else of this folder.
 """
@@ -21,10 +21,10 @@ from slipstream.graph import read_chakra, replay
 from slipstream.technique import registry
 
 pytestmark = [pytest.mark.smoke]
-# Whether the compiled engine must be there ("1"), or must not (""); None: either.
+# Whether the compiled engine must be present ("1"), must be absent (""), or either (None).
 _NATIVE = os.environ.get("SLIPSTREAM_SMOKE_NATIVE")
 if _NATIVE == "":
-    # That it is missing is said once, to whoever needs it first.
+    # A missing engine is reported once, at its first use.
     missing = "ignore:the compiled engine is not available:slipstream.errors.SlipstreamWarning"
     pytestmark.append(pytest.mark.filterwarnings(missing))
 
@@ -43,7 +43,7 @@ def make_workload(width=64):
 
 
 def run(folder: Path, *arguments: str) -> Any:
-    """What ``slipstream ARGUMENTS --json`` prints."""
+    """Return the output of ``slipstream ARGUMENTS --json``."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "slipstream", *arguments]
     ran = subprocess.run(
@@ -61,11 +61,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_command_says_what_it_can() -> None:
+def test_the_command_shows_its_help() -> None:
     assert "profile" in run(Path.cwd(), "--help")
 
 
-def test_every_technique_is_there() -> None:
+def test_every_technique_is_registered() -> None:
     assert {"amp", "ddp", "lowbit", "channels_last"} <= set(registry())
 
 
@@ -92,13 +92,13 @@ def test_a_technique_is_proved(folder: Path) -> None:
     assert any("fused_optimizer" in claim["arm"] for claim in found["claims"])
 
 
-def test_what_is_exported_comes_back(folder: Path) -> None:
+def test_an_export_is_imported_equal(folder: Path) -> None:
     graph = ss.load(folder / "run.slipgraph")
     assert read_chakra(ss.export(graph, folder / "run.et")) == graph
     assert json.loads(ss.export(graph, folder / "run.json").read_text())["traceEvents"]
 
 
-def test_the_engine_gives_the_bits_of_its_reference(folder: Path) -> None:
+def test_the_engine_equals_its_reference_bitwise(folder: Path) -> None:
     program = native.Program(
         lane=np.array([0, 1, 0, 1], np.int32),
         duration_ns=np.array([10.0, 20.0, 5.0, 1.0]),
