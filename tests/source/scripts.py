@@ -1,4 +1,4 @@
-"""The same small training in the shapes people write it in, and what a workload makes of it."""
+"""The same small training in the shapes people write it in, and its losses as a workload."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ FUNCTIONS = {"function": FUNCTION, "inline": INLINE}
 
 
 def function_losses(path: Path, *techniques: Any, steps: int = STEPS) -> list[float]:
-    """Of the first steps of the workload ``make`` in a file."""
+    """Return the losses of the first steps of the workload ``make`` in a file."""
     torch.manual_seed(0)
     make = runpy.run_path(str(path))["make"]
     torch.manual_seed(0)
@@ -343,7 +343,7 @@ def function_losses(path: Path, *techniques: Any, steps: int = STEPS) -> list[fl
 
 
 def script_losses(path: Path) -> list[float]:
-    """What a script finds as it runs on its own."""
+    """Return the losses of a script that runs on its own."""
     torch.manual_seed(0)
     losses: list[float] = runpy.run_path(str(path), run_name="__main__")["losses"]
     return losses

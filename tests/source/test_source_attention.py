@@ -1,4 +1,4 @@
-"""Attention written out in a file's own forward, as one call: same numbers, or a refusal."""
+"""Attention written out in a forward becomes one call with the same result, or is refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def edited(text: str) -> Source:
 
 
 def output_of(text: str, *, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's output, and a gradient of it."""
+    """Return the model's output, and a gradient of it."""
     found: dict[str, Any] = {"__name__": "model"}
     exec(compile(text, "model.py", "exec"), found)
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("text", SPELLINGS.values(), ids=SPELLINGS)
-def test_the_edited_model_computes_the_same(text: str, training: bool) -> None:
+def test_the_edited_model_computes_the_same_result(text: str, training: bool) -> None:
     after = edited(text).text
     assert after.count("scaled_dot_product_attention(") == 1
     forward = after[after.index("# BEGIN") : after.index("# END")]
@@ -115,7 +115,7 @@ def test_the_edited_model_computes_the_same(text: str, training: bool) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_the_edit_is_the_lines_of_attention_alone() -> None:
+def test_the_edit_changes_only_the_lines_of_attention() -> None:
     diff = edited(FILE).diff().splitlines()
     added = [line for line in diff if line.startswith("+") and not line.startswith("+++")]
     assert added == [
@@ -150,7 +150,7 @@ def test_the_edit_is_the_lines_of_attention_alone() -> None:
         (("mixed = (q @ k.mT).softmax(-2) @ v",), "no written-out attention", 26),
     ],
 )  # fmt: skip
-def test_what_is_not_certain_is_refused(lines: tuple[str, ...], message: str, line: int) -> None:
+def test_uncertain_code_is_refused(lines: tuple[str, ...], message: str, line: int) -> None:
     with pytest.raises(NotPlacedError, match=re.escape(message)) as error:
         edited(written(*lines))
     assert str(error.value.where) == f"model.py:{line}"

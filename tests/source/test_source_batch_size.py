@@ -1,4 +1,4 @@
-"""The one literal that sets the batch size: found where it is certain, refused where it is not."""
+"""The literal that sets the batch size: found if certain, refused if not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def source_of(text: str, function: str | None = "make", ending: str = "\n") -> t
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("name", CERTAIN)
-def test_one_token_differs_and_nothing_else(name: str, ending: str) -> None:
+def test_exactly_one_token_differs(name: str, ending: str) -> None:
     source, content = source_of(CERTAIN[name], ending=ending)
     found = find_batch_size(locate(source, "make"))
     assert found.value == 32
@@ -57,7 +57,7 @@ def test_one_token_differs_and_nothing_else(name: str, ending: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNSAFE)
-def test_what_is_not_certain_is_refused_with_the_reason(name: str) -> None:
+def test_an_uncertain_size_is_refused_with_the_reason(name: str) -> None:
     text, message = UNSAFE[name]
     source, _ = source_of(text)
     with pytest.raises(NotPlacedError) as caught:
@@ -111,7 +111,7 @@ def test_a_positional_size_and_the_default_of_an_option(text: str, flags: tuple[
     assert found.set(4).content == text.replace("16", "4").encode()
 
 
-def test_an_option_that_is_given_overrides_its_default(tmp_path: Path) -> None:
+def test_an_explicit_option_overrides_its_default(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(_ARGPARSE)
     (technique,) = parse("batch_size:x2")
@@ -125,7 +125,7 @@ def test_an_option_that_is_given_overrides_its_default(tmp_path: Path) -> None:
         find_batch_size(locate(Source.read(path), None))
 
 
-def test_a_providers_file_is_edited_at_its_input_provider() -> None:
+def test_a_file_of_providers_is_edited_at_its_input_provider() -> None:
     text = "def skyline_input_provider(batch_size=16):\n    return draw(batch_size)\n"
     found = find_batch_size(locate(Source.of(text.encode(), Path("train.py")), None))
     assert found.set(32).content == text.replace("16", "32").encode()

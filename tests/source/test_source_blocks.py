@@ -1,4 +1,4 @@
-"""Checkpointing by an edit of the model's own forward: what runs again, and what is refused."""
+"""Checkpointing by an edit of the model's forward: what is recomputed, and what is refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def edited(text: str) -> Source:
 
 
 def losses(text: str, *techniques: Any) -> tuple[list[float], int]:
-    """Of the first steps, and how often blocks ran in them."""
+    """Return the losses of the first steps, and how often blocks ran."""
     found: dict[str, Any] = {"__name__": "model"}
     exec(compile(text, "model.py", "exec"), found)
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def losses(text: str, *techniques: Any) -> tuple[list[float], int]:
     return [float(built.step()) for _ in range(3)], len(calls)
 
 
-def test_the_edit_is_the_call_alone() -> None:
+def test_only_the_call_is_edited() -> None:
     lines = edited(FILE).diff().splitlines()
     assert [line for line in lines if line[:1] in "+-" and line[:3] not in ("---", "+++")] == [
         "-            x = block(x, scale=0.5)  # one",
@@ -133,7 +133,7 @@ def test_only_the_outermost_blocks_are_checkpointed() -> None:
          "        self.head = ", r"\bNet\b.*\bBlock\b", 22),
     ],
 )  # fmt: skip
-def test_what_is_not_certain_is_refused(old: str, new: str, message: str, line: int) -> None:
+def test_uncertain_code_is_refused(old: str, new: str, message: str, line: int) -> None:
     assert old in FILE
     with pytest.raises(NotPlacedError, match=message) as error:
         edited(FILE.replace(old, new, 1))
@@ -147,7 +147,7 @@ def test_a_model_without_blocks_is_refused() -> None:
         edited(text)
 
 
-def test_twice_is_once() -> None:
+def test_editing_twice_equals_editing_once() -> None:
     with pytest.raises(AlreadyThereError, match="checkpointed"):
         edited(edited(FILE).text.replace("for layer in self.row:", "for layer in self.blocks:"))
 

@@ -1,4 +1,4 @@
-"""What is not edited stays to the byte, however the file is written."""
+"""Edits preserve all other bytes, however the file is written."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ EDITS: dict[Callable[[Places], Source], str] = {
     word=st.sampled_from(["plain", "größer", "naïve \t", "x\x0cy"]),
     ends=st.booleans(),
 )
-def test_unedited_bytes_stay(
+def test_unedited_bytes_are_preserved(
     edit: Callable[[Places], Source],
     newline: str,
     indent: str,
@@ -131,13 +131,13 @@ def test_unedited_bytes_stay(
     found = new.removeprefix(b"\xef\xbb\xbf").split(newline.encode())
     rest = iter(found)
     assert all(line in rest for line in untouched), "an unedited line is missing or elsewhere"
-    # And none was added but what the edit adds.
+    # Only the edit adds bytes.
     changed = len(lines) - len(untouched)
     assert len(found) - ends - len(untouched) <= changed + 2
-    # Whatever the edit added ends its lines as the file does.
+    # Lines of the edit have the line endings of the file.
     assert new.count(b"\r\n") == (len(found) - 1 if newline == "\r\n" else 0)
     assert new.endswith(newline.encode()) == ends
-    # Twice is once.
+    # Editing twice equals editing once.
     with pytest.raises((AlreadyThereError, NotPlacedError)) as refused:
         edit(locate(Source.of(new, _PATH), None))
     assert refused.type is AlreadyThereError
@@ -146,7 +146,7 @@ def test_unedited_bytes_stay(
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("ends", [True, False])
-def test_the_diff_is_one_that_git_applies(tmp_path: Path, newline: str, ends: bool) -> None:
+def test_git_applies_the_diff(tmp_path: Path, newline: str, ends: bool) -> None:
     text = "import torch\nmodel = torch.nn.Linear(1, 1)\nopt = torch.optim.SGD(model.parameters())"
     content = (text.replace("\n", newline) + newline * ends).encode()
     (tmp_path / "train.py").write_bytes(content)
@@ -190,7 +190,7 @@ def test_keywords_are_added_or_replaced(before: str, after: str) -> None:
     assert source.set_keywords(call, a="1", b="2").text == after
 
 
-def test_keywords_that_may_be_in_a_mapping_are_not_guessed() -> None:
+def test_keywords_that_may_be_in_a_mapping_are_not_edited() -> None:
     source, call = _call("f(**settings)")
     with pytest.raises(NotPlacedError, match=r"\*\*settings\b"):
         source.set_keywords(call, a="1")
@@ -239,13 +239,13 @@ def test_a_line_goes_before_a_decorator() -> None:
         ("def f():\n  import torch\n", "import torch\ndef f():\n  import torch\n"),
     ],
 )
-def test_torch_is_imported_where_it_is_not(before: str, after: str) -> None:
+def test_torch_is_imported_if_it_is_not(before: str, after: str) -> None:
     source = Source.of(before.encode(), _PATH)
     assert source.with_import("torch").text == after
     assert source.with_import("torch").with_import("torch").text == after
 
 
-def test_a_name_that_stands_for_something_else_is_left_alone() -> None:
+def test_a_rebound_name_is_left_alone() -> None:
     with pytest.raises(NotPlacedError, match="'torch'"):
         Source.of(b"torch = 'lamp'\n", _PATH).with_import("torch")
 
@@ -257,7 +257,7 @@ def test_overlapping_edits_are_refused() -> None:
         _ = both.text
 
 
-def test_a_result_that_is_no_python_is_refused() -> None:
+def test_a_result_with_a_syntax_error_is_refused() -> None:
     source, call = _call("f(x)")
     with pytest.raises(NotPlacedError, match="not be valid Python"):
         source.replace(call, "f(").diff()
@@ -272,7 +272,7 @@ def test_a_result_that_is_no_python_is_refused() -> None:
         (b"x = 1\0\n", "cannot parse"),
     ],
 )
-def test_what_is_no_python_is_an_error_with_its_place(content: bytes, message: str) -> None:
+def test_invalid_python_is_an_error_with_its_place(content: bytes, message: str) -> None:
     with pytest.raises(WorkloadError, match=message) as caught:
         Source.of(content, _PATH)
     assert str(caught.value.where).startswith("train.py")

@@ -1,4 +1,4 @@
-"""A script that trains through a framework is edited in the framework's own arguments."""
+"""Scripts that train through a framework are edited in the framework's arguments."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def change(path: Path, text: str, technique: str) -> CodeChange:
 
 
 def changed(found: CodeChange) -> list[str]:
-    """The lines that a diff adds, without indentation."""
+    """Return the lines that a diff adds, without indentation."""
     lines = found.diff.splitlines()[2:]
     return [line[1:].strip() for line in lines if line.startswith("+")]
 
 
 def edited(path: Path, text: str, techniques: str) -> str:
-    """The text after the edits of all techniques."""
+    """Return the text after the edits of all techniques."""
     source = Source.of(text.encode(), path)
     for technique in techniques.split("+"):
         edit = change(path, text, technique).edit
@@ -45,7 +45,7 @@ def edited(path: Path, text: str, techniques: str) -> str:
 
 
 def run(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The script's variables after it ran."""
+    """Return the script's variables after it ran."""
     import torch
 
     torch.set_num_threads(1)
@@ -55,7 +55,7 @@ def run(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_edited_trainer_script_trains_so(
+def test_an_edited_trainer_script_trains_that_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "train.py"
@@ -69,7 +69,7 @@ def test_an_edited_trainer_script_trains_so(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_edited_lightning_script_trains_so(
+def test_an_edited_lightning_script_trains_that_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "train.py"
@@ -84,7 +84,7 @@ def test_an_edited_lightning_script_trains_so(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("looped", [True, False], ids=["accumulate", "plain"])
-def test_an_edited_accelerate_script_trains_so(
+def test_an_edited_accelerate_script_trains_that_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looped: bool
 ) -> None:
     from accelerate.state import AcceleratorState
@@ -103,7 +103,9 @@ def test_an_edited_accelerate_script_trains_so(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_edited_fabric_script_trains_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_fabric_script_trains_that_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "train.py"
     text = edited(path, FABRIC, "amp:bf16+accumulation:2+fused_optimizer")
     assert "fabric.backward(torch.nn.functional.cross_entropy(model(x), y) / 2)" in text
@@ -163,24 +165,24 @@ def test_the_switch_of_a_technique(
             "Bert\nfrom trl import SFTTrainer as Trainer, SFTConfig as TrainingArguments\n",
             "amp", ["bf16=True,"],
         ),
-        # What excludes the switch is turned off.
+        # Options that exclude the switch are turned off.
         (
             "hugging_face", "max_steps=2", "max_steps=2,\n    fp16=True", "amp",
             ["fp16=False,", "bf16=True,"],
         ),
-        # The default is named where it is changed.
+        # A changed default is named.
         (
             "hugging_face", "per_device_train_batch_size=2,", "", "batch_size:x2",
             ["per_device_train_batch_size=16,"],
         ),
-        # An optimizer that the script makes is fused where it is made.
+        # An optimizer that the script creates is fused there.
         (
             "hugging_face", "trainer.train()",
             "optimizer = torch.optim.SGD(model.parameters(), 0.1)\ntrainer.train()",
             "fused_optimizer",
             ["optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=True)"],
         ),
-        # The loader that is trained from, of two.
+        # Of two loaders, the one used for training.
         (
             "lightning", "trainer.fit(Classifier(), loader)",
             "other = DataLoader(data)\ntrainer.fit(Classifier(), loader, other)", "batch_size:x2",
@@ -198,13 +200,13 @@ def test_the_switch_of_a_technique(
             "trainer.fit(Classifier(), Data())", "batch_size:x2",
             ["return DataLoader(data, batch_size=16)"],
         ),
-        # The module that the steps call, rather than the one they measure with.
+        # The module that the steps call, rather than the one used for evaluation.
         (
             "lightning", "self.net = nn.Linear(4, 2)",
             "self.net = nn.Linear(4, 2)\n        self.loss = nn.CrossEntropyLoss()", "compile",
             ["model = Classifier()", "model.net.compile()"],
         ),
-        # Gradients are clipped with the update.
+        # Gradients are clipped before the update.
         (
             "accelerate", "with accelerator.accumulate(model):",
             "if accelerator.sync_gradients:\n"
@@ -218,7 +220,7 @@ def test_the_switch_of_a_technique(
         ),
     ],
 )  # fmt: skip
-def test_other_ways_to_write_it(
+def test_other_spellings_are_found(
     tmp_path: Path, framework: str, old: str, new: str, technique: str, lines: list[str] | None
 ) -> None:
     text = TEXTS[framework]
@@ -271,7 +273,7 @@ def test_other_ways_to_write_it(
         ),
     ],
 )  # fmt: skip
-def test_what_has_no_switch_is_refused_with_lines_that_fit(
+def test_options_without_a_switch_are_refused_with_suitable_lines(
     tmp_path: Path, framework: str, old: str, new: str, technique: str, reason: str, by_hand: str
 ) -> None:
     text = TEXTS[framework]
@@ -288,7 +290,7 @@ def test_what_has_no_switch_is_refused_with_lines_that_fit(
 
 
 @pytest.mark.parametrize("framework", TEXTS)
-def test_a_switch_that_is_set_is_said(tmp_path: Path, framework: str) -> None:
+def test_a_switch_already_set_is_reported(tmp_path: Path, framework: str) -> None:
     path = tmp_path / "train.py"
     text = edited(path, TEXTS[framework], "amp+accumulation:4")
     for technique in ("amp", "accumulation:4"):
@@ -297,7 +299,7 @@ def test_a_switch_that_is_set_is_said(tmp_path: Path, framework: str) -> None:
         assert found.note.startswith("already so: ")
 
 
-def test_a_function_of_such_a_file_is_edited_itself(tmp_path: Path) -> None:
+def test_a_function_of_such_a_file_is_edited_directly(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         LIGHTNING + "\ndef make():\n    model = nn.Linear(4, 2)\n"

@@ -1,4 +1,4 @@
-"""Edits for inference survive each other, in whatever order they are asked for and written."""
+"""Edits for inference are compatible, in any order of requesting and writing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TECHNIQUES = ("inference_mode", "conv_bn_fold", "channels_last")
 
 
 def _edit(path: Path, techniques: str) -> None:
-    """What ``apply --write`` does to the file."""
+    """Apply ``apply --write`` to the file."""
     source = Source.read(path)
     for technique in parse(techniques):
         change = technique.code(Workload.parse(f"{path}:make"))
@@ -43,7 +43,7 @@ def _edit(path: Path, techniques: str) -> None:
 
 def _run(path: Path) -> tuple[Any, torch.Tensor]:
     built = build_from(runpy.run_path(str(path))["make"](), (), 0, "")
-    # As everybody calls a model: nothing around it but what the file itself puts there.
+    # Call the model directly, with only the context that the file itself provides.
     return built.model, built.model(built.batch)
 
 
@@ -53,7 +53,7 @@ def _run(path: Path) -> tuple[Any, torch.Tensor]:
     [*itertools.permutations(_TECHNIQUES, 2), *itertools.permutations(_TECHNIQUES)],
     ids="+".join,
 )
-def test_every_edit_is_there_when_the_file_runs(
+def test_every_edit_is_in_effect_when_the_file_runs(
     tmp_path: Path, techniques: tuple[str, ...], separately: bool
 ) -> None:
     path = tmp_path / "infer.py"
@@ -71,7 +71,7 @@ def test_every_edit_is_there_when_the_file_runs(
     torch.testing.assert_close(output.clone(), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_forward_that_is_replaced_in_a_block_is_left_alone(tmp_path: Path) -> None:
+def test_a_forward_replaced_in_a_block_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "infer.py"
     wrap = "    if True:\n        model.forward = torch.inference_mode()(model.forward)\n"
     path.write_text(_TEXT.replace("    model.eval()\n", wrap))

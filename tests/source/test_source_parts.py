@@ -1,4 +1,4 @@
-"""A class that a model is built of many times: every place, and nothing but the model."""
+"""A class that a model constructs many times: every call of the model, and no other."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def places(path: Path) -> Places:
 
 
 def kinds(path: Path) -> list[str]:
-    """Classes of the model's modules."""
+    """Return the classes of the model's modules."""
     model = runpy.run_path(str(path))["make"]()[0]
     return [type(module).__qualname__ for module in model.modules()]
 
 
-def test_every_call_of_the_model_gets_the_class_and_the_losses_stay(path: Path) -> None:
+def test_every_call_of_the_model_gets_the_class_and_losses_stay(path: Path) -> None:
     before, text = function_losses(path), path.read_text()
     edited = places(path).replace_class(_LINEAR, _SAME)
     write(edited)
     assert kinds(path).count("NonDynamicallyQuantizableLinear") == 8
     assert "Linear" not in kinds(path)
     assert function_losses(path) == before
-    # The other model of the file is as it was.
+    # The other model of the file is unchanged.
     assert "nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))" in path.read_text()
     undo(path)
     assert path.read_text() == text
 
 
-def test_dropout_does_what_apply_does(path: Path) -> None:
+def test_a_dropout_edit_equals_apply(path: Path) -> None:
     (technique,) = parse("dropout")
     applied = function_losses(path, technique)
     change = technique.code(Workload.parse(f"{path}:make"))
@@ -68,7 +68,7 @@ def test_dropout_does_what_apply_does(path: Path) -> None:
         change.edit(places(path))
 
 
-def test_what_torch_builds_itself_is_out_of_reach(path: Path) -> None:
+def test_modules_that_torch_constructs_cannot_be_edited(path: Path) -> None:
     path.write_text(BLOCKS.replace("self.head = head(8)", "self.head = nn.Transformer(8)"))
     change = parse("dropout")[0].code(Workload.parse(f"{path}:make"))
     assert change is not None
@@ -85,19 +85,19 @@ def test_arguments_of_every_call_of_the_model_are_set(path: Path) -> None:
     assert function_losses(path) == before
     with pytest.raises(AlreadyThereError):
         places(path).set_call(_LINEAR, dtype="torch.float32")
-    # Where some have them, the others get them.
+    # If some calls have them, the others get them.
     path.write_text(text.replace("nn.Linear(width, 4, dtype=torch.float32)", "nn.Linear(width, 4)"))
     assert places(path).set_call(_LINEAR, dtype="torch.float32").text == text
 
 
-def test_a_class_that_is_handed_on_takes_no_arguments(path: Path) -> None:
+def test_a_class_passed_as_a_value_takes_no_arguments(path: Path) -> None:
     with pytest.raises(NotPlacedError, match=r"nn\.Dropout\b"):
         places(path).replace_class("torch.nn.Dropout", "slipstream.nn.Dropout", inplace="True")
     new = places(path).replace_class(_LINEAR, _SAME, bias="True")
     assert new.text.count(f"{_SAME}(") == new.text.count("bias=True") == 4
 
 
-def test_what_the_model_is_not_made_of_is_not_found(path: Path) -> None:
+def test_classes_outside_the_model_are_not_found(path: Path) -> None:
     with pytest.raises(NotPlacedError, match=r"nn\.Conv2d\b"):
         places(path).replace_class("torch.nn.Conv2d", "torch.nn.Conv1d")
     path.write_text(BLOCKS.replace("model = Net()", "model = nn.ReLU()"))

@@ -1,4 +1,4 @@
-"""The model, the optimizer and the loop are found, or the reason is given; never a guess."""
+"""The model, the optimizer and the loop are found, or a reason is given; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def where(text: str, function: str | None = None) -> Places:
 
 
 def added(source: Source) -> list[str]:
-    """The lines of the diff with a plus, without indentation."""
+    """Return the added lines of the diff, without indentation."""
     return [
         line[1:].strip()
         for line in source.diff().splitlines()
@@ -47,14 +47,14 @@ _RETURN = "    return model, batch, loss, opt\n"
 @pytest.mark.parametrize(
     ("text", "function", "before"),
     [
-        # The last statement that makes it, before it is trained.
+        # The last statement that constructs it, before training.
         (
             "import torch\nmodel = A()\nmodel = B(model)\n"
             "opt = torch.optim.SGD(model.parameters())\nmodel = C(model)\n",
             None,
             "model = B(model)",
         ),
-        # After the whole condition it is made in.
+        # After the whole condition in which it is constructed.
         (
             "import torch\nif x:\n  model = A()\nelse:\n  model = B()\n"
             "opt = torch.optim.SGD(model.parameters())\n",
@@ -85,14 +85,14 @@ _RETURN = "    return model, batch, loss, opt\n"
             None,
             "model = A()",
         ),
-        # Another library's optimizer is known by what is done with it.
+        # An optimizer of another library is recognised by its use.
         (
             "import lion\nmodel = A()\nopt = lion.Lion(model.parameters())\n"
             "clip(model.parameters())\nopt.step()\n",
             None,
             "model = A()",
         ),
-        # A function's result may be named first, and its parts may be keywords.
+        # A function's result may be assigned first, and its parts may be keywords.
         (
             "import slipstream as ss\n"
             "def make():\n  model = A()\n  x = 1\n"
@@ -105,7 +105,7 @@ _RETURN = "    return model, batch, loss, opt\n"
             "make",
             "model = A()",
         ),
-        # Not the return of a function inside.
+        # Not the return of a nested function.
         (
             "def make():\n  model = A()\n  def loss(a, b):\n    return a\n"
             "  return model, 1, loss\n",
@@ -114,7 +114,9 @@ _RETURN = "    return model, batch, loss, opt\n"
         ),
     ],
 )
-def test_the_statement_that_makes_the_model(text: str, function: str | None, before: str) -> None:
+def test_the_statement_that_constructs_the_model_is_found(
+    text: str, function: str | None, before: str
+) -> None:
     source = compiled(text, function)
     assert line_before(source, "model = torch.compile(model)") == before
 
@@ -139,7 +141,7 @@ def test_the_statement_that_makes_the_model(text: str, function: str | None, bef
         ),
     ],
 )  # fmt: skip
-def test_a_model_without_a_name_gets_one(returned: str, lines: list[str]) -> None:
+def test_an_unnamed_model_gets_a_name(returned: str, lines: list[str]) -> None:
     text = f"import torch\ndef make(batch):\n    return {returned}\n"
     assert added(compiled(text, "make")) == lines
 
@@ -211,7 +213,7 @@ def test_a_model_without_a_name_gets_one(returned: str, lines: list[str]) -> Non
         ),
     ],
 )
-def test_what_cannot_be_told_is_not_guessed(
+def test_uncertain_code_is_not_guessed(
     text: str, function: str | None, message: str, line: int | None
 ) -> None:
     with pytest.raises(NotPlacedError, match=message) as error:
@@ -219,13 +221,13 @@ def test_what_cannot_be_told_is_not_guessed(
     assert error.value.where == (f"train.py:{line}" if line else "train.py")
 
 
-def test_the_optimizer_is_the_only_one() -> None:
+def test_the_only_optimizer_is_found() -> None:
     text = "import torch\na = torch.optim.SGD(m.parameters())\n"
     scheduled = text + "s = torch.optim.lr_scheduler.StepLR(a, 1)\n"
     assert where(scheduled).optimizer.kind == "SGD"
     with pytest.raises(NotPlacedError, match=r"\b2 optimizers\b.*\b2 and 3\b"):
         _ = where(text + "b = torch.optim.Adam(m.parameters())\n").optimizer
-    # A function may make another beside the one it returns.
+    # A function may create another one in addition to the returned one.
     both = f"import torch\ndef make(m):\n  a = torch.optim.SGD(m.parameters())\n  {_OTHER}"
     assert where(both, "make").optimizer.kind == "Adam"
     helped = "def make(m):\n  a = new_optimizer(m)\n  return m, 1, 1, a\n"
@@ -236,7 +238,7 @@ def test_the_optimizer_is_the_only_one() -> None:
 _OTHER = "b = torch.optim.Adam(m.parameters())\n  return m, 1, 1, b\n"
 
 
-def test_a_name_that_is_not_torchs_is_not_taken_for_it() -> None:
+def test_a_name_that_is_not_torchs_does_not_count_as_torchs() -> None:
     for text in (
         "import optim\nx = optim.SGD(m.parameters())\n",
         "from .torch import optim\nx = optim.SGD(m.parameters())\n",
@@ -246,7 +248,7 @@ def test_a_name_that_is_not_torchs_is_not_taken_for_it() -> None:
             _ = where(text).optimizer
 
 
-def test_of_several_loaders_it_is_the_one_the_loop_goes_over() -> None:
+def test_of_several_loaders_the_one_of_the_loop_is_found() -> None:
     text = (
         "import torch\nfrom torch.utils.data import DataLoader\n"
         "model = A()\nopt = torch.optim.SGD(model.parameters())\n"
@@ -263,7 +265,7 @@ def test_of_several_loaders_it_is_the_one_the_loop_goes_over() -> None:
         where("x = 1\n").set_call(_LOADER, num_workers="4")
 
 
-def test_defaults_and_lines_at_the_top() -> None:
+def test_defaults_and_lines_at_the_top_are_edited() -> None:
     text = "import os\nx = 1\nimport torch\ndef make(a, batch_size=32, *, n=4): pass\n"
     assert added(where(text, "make").set_default("batch_size", "64")) == [
         "def make(a, batch_size=64, *, n=4): pass"
@@ -321,7 +323,7 @@ _LOOP = "  loss = f(m(x), y)\n  opt.zero_grad()\n  loss.backward()\n  opt.step()
         ),
     ],
 )
-def test_a_loop_of_another_form_is_left_alone(body: str, message: str, line: int | None) -> None:
+def test_an_unsupported_loop_is_left_alone(body: str, message: str, line: int | None) -> None:
     with pytest.raises(NotPlacedError, match=message) as error:
         where(_HEAD + body).wrap_forward("with f():")
     assert error.value.where == (f"train.py:{line}" if line else "train.py")
@@ -363,9 +365,7 @@ def test_a_loop_of_another_form_is_left_alone(body: str, message: str, line: int
         ),
     ],
 )  # fmt: skip
-def test_what_belongs_to_the_update_happens_once_for_all_batches(
-    loop: str, lines: list[str]
-) -> None:
+def test_the_update_runs_once_for_all_batches(loop: str, lines: list[str]) -> None:
     source = accumulate(where(_HEAD + loop), 3)
     assert added(source) == lines
     with pytest.raises(AlreadyThereError):

@@ -43,7 +43,7 @@ def one_rank() -> Iterator[None]:
 
 
 def exchanges(text: str) -> tuple[int, Any]:
-    """How often the script's replicas exchange gradients, and the trained weight."""
+    """Return how often the script's replicas exchange gradients, and the trained weight."""
     found: dict[str, Any] = {}
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
@@ -61,7 +61,7 @@ def test_gradients_are_exchanged_once_per_update(one_rank: None) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_only_forward_and_backward_are_inside() -> None:
+def test_only_forward_and_backward_are_inside_the_block() -> None:
     text = edited(SCRIPT.replace("import torch\n", "import contextlib\nimport torch\n", 1)).text
     assert text.count("import contextlib") == 1
     assert (
@@ -76,7 +76,7 @@ def test_only_forward_and_backward_are_inside() -> None:
     ) in text
 
 
-def test_the_wrapper_is_found_where_the_optimizer_trains_what_is_in_it() -> None:
+def test_the_wrapper_is_found_if_the_optimizer_trains_its_module() -> None:
     text = edited(SCRIPT.replace("model.parameters", "net.parameters")).text
     assert "with model.no_sync()" in text
 
@@ -91,7 +91,7 @@ def test_the_wrapper_is_found_where_the_optimizer_trains_what_is_in_it() -> None
         ("import torch\n", "import torch\ncontextlib = 3\n", "'contextlib'", 11),
     ],
 )
-def test_what_is_not_certain_is_refused(old: str, new: str, message: str, line: int) -> None:
+def test_uncertain_code_is_refused(old: str, new: str, message: str, line: int) -> None:
     with pytest.raises(NotPlacedError, match=message) as error:
         edited(SCRIPT.replace(old, new, 1)).settled()
     assert str(error.value.where) == f"train.py:{line}"

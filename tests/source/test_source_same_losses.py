@@ -1,4 +1,4 @@
-"""The edited file computes what the technique's `apply` does, to the bit."""
+"""The edited file computes the same bits as the technique's `apply`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def edited(path: Path, text: str, techniques: str, function: str = "") -> str:
 
 
 def noted(path: Path, technique: str) -> str:
-    """The note of a technique that has no edit for the file."""
+    """Return the note of a technique that has no edit for the file."""
     change = parse(technique)[0].code(Workload.parse(str(path)))
     assert change is not None
     assert not change.diff
@@ -58,7 +58,7 @@ def noted(path: Path, technique: str) -> str:
 
 
 def added(path: Path, technique: str) -> list[str]:
-    """The lines that a technique adds to the file."""
+    """Return the lines that a technique adds to the file."""
     change = parse(technique)[0].code(Workload.parse(str(path)))
     assert change is not None
     return [line[1:] for line in change.diff.splitlines()[3:] if line[0] == "+"]
@@ -210,7 +210,7 @@ def test_accumulation_in_a_script(tmp_path: Path, shape: str, technique: str) ->
     path = tmp_path / "user.py"
     edited(path, SCRIPTS[shape], technique)
     found = script_losses(path)
-    # Every batch is the same one, so that the two of one update have one loss.
+    # Every batch is equal, so that both batches of an update have the same loss.
     once = applied(tmp_path / "function.py", technique, steps=STEPS // 2)
     assert found == pytest.approx([loss for loss in once for _ in range(2)], rel=1e-5)
     assert found[0] == pytest.approx(found[1], rel=1e-5)

@@ -1,4 +1,4 @@
-"""A file on disk is the old or the new one, whole, and the way back is beside it."""
+"""A file on disk is the complete old or new one, with a backup next to it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_backup_is_never_overwritten(file: Path) -> None:
     assert file.with_name("train.py.orig").read_text() == "somebody's"
 
 
-def test_undo_goes_back_one_edit_and_loses_nothing(file: Path) -> None:
+def test_undo_reverts_one_edit_and_loses_nothing(file: Path) -> None:
     for number in (2, 3):
         source = Source.read(file)
         write(source.replace(source.tree.body[0], f"x = {number}"))
@@ -74,7 +74,7 @@ def test_undo_goes_back_one_edit_and_loses_nothing(file: Path) -> None:
     assert file.read_bytes() == _OLD.encode()
 
 
-def test_what_somebody_wrote_between_two_undos_is_kept(file: Path) -> None:
+def test_changes_between_two_undos_are_kept(file: Path) -> None:
     for number in (2, 3):
         source = Source.read(file)
         write(source.replace(source.tree.body[0], f"x = {number}"))
@@ -88,14 +88,14 @@ def test_what_somebody_wrote_between_two_undos_is_kept(file: Path) -> None:
     assert second.backup.read_bytes() == b"x = 4\n"
 
 
-def test_the_same_edit_undone_twice_is_kept_once(file: Path) -> None:
+def test_an_edit_undone_twice_is_backed_up_once(file: Path) -> None:
     for _ in range(2):
         write(edited(file))
         undo(file)
     assert names(file.parent) == {"train.py", "train.py.undone"}
 
 
-def test_a_link_goes_on_pointing_at_the_file(file: Path) -> None:
+def test_a_link_still_points_to_the_file(file: Path) -> None:
     link = file.with_name("link.py")
     link.symlink_to(file)
     written = write(edited(link))
@@ -129,7 +129,7 @@ def _read_only(path: Path) -> Source:
         (_read_only, "is read-only"),
     ],
 )
-def test_what_must_not_be_written_is_not(
+def test_unsafe_writes_are_refused(
     file: Path, make: Callable[[Path], Source], message: str
 ) -> None:
     source = make(file)
@@ -140,7 +140,7 @@ def test_what_must_not_be_written_is_not(
     assert {path: path.read_bytes() for path in file.parent.iterdir()} == before
 
 
-def test_a_change_at_the_last_moment_is_seen(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_moment_change_is_detected(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = edited(file)
     synced = os.fsync
 
@@ -156,7 +156,7 @@ def test_a_change_at_the_last_moment_is_seen(file: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("folder", ["site-packages/lib", "dist-packages"])
-def test_an_installed_packages_file_is_left_alone(tmp_path: Path, folder: str) -> None:
+def test_a_file_of_an_installed_package_is_left_alone(tmp_path: Path, folder: str) -> None:
     path = tmp_path / folder / "train.py"
     path.parent.mkdir(parents=True)
     path.write_bytes(_OLD.encode())
@@ -175,14 +175,14 @@ def test_the_standard_library_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("function", ["open", "fsync", "link", "utime", "replace"])
-def test_ctrl_c_leaves_the_old_file_or_the_new_one(
+def test_ctrl_c_leaves_the_complete_old_or_new_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     source, original = edited(file), getattr(os, function)
 
     def interrupted(*args: object, **kwargs: object) -> object:
         original(*args, **kwargs)
-        # The handler of Ctrl-C, as Python runs it between two of its instructions.
+        # The handler of Ctrl-C, as Python runs it between two instructions.
         signal.raise_signal(signal.SIGINT)
         return None
 
@@ -195,6 +195,6 @@ def test_ctrl_c_leaves_the_old_file_or_the_new_one(
         assert file.with_name("train.py.orig").read_bytes() == _OLD.encode()
     else:
         assert file.read_bytes() == _OLD.encode()
-        # A copy is a whole one.
+        # A backup is complete.
         assert {path.read_bytes() for path in file.parent.iterdir()} == {_OLD.encode()}
     assert not [name for name in names(file.parent) if name.endswith(".tmp")]
