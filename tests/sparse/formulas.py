@@ -1,4 +1,4 @@
-"""Every metric over dense float64 rows: SciPy's where it has it, else the formula itself."""
+"""Every metric over dense float64 rows: by SciPy if available, else by its formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Dense = npt.NDArray[np.float64]
 
 
 def _ratio(above: Dense, below: Dense) -> Dense:
-    """0 / 0 = 0, as the specification of the set distances has it (SciPy: not a number)."""
+    """0 / 0 = 0, as in the definition of the set distances (SciPy: NaN)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((above == 0) & (below == 0), 0.0, above / below)
 
@@ -88,21 +88,21 @@ FORMULAS: dict[str, Callable[[Dense, Dense], Dense]] = {
 }
 OPTIONS: dict[str, dict[str, float]] = {"minkowski": {"p": 3}}
 NON_NEGATIVE = ("hellinger", "jensenshannon", "kl", "kl_intersection", "ruzicka")
-# Metrics of which D(x, x) = 0 holds for every row that is not empty or constant.
+# Metrics with D(x, x) = 0 for every row that is not empty or constant.
 ZERO_AT_SELF = tuple(sorted(set(FORMULAS) - {"inner_product", "kl_intersection", "russellrao"}))
 
 
 def skewed(
     rows: int, columns: int, seed: int, *, negative: bool = False, mean: float = 8.0
 ) -> sp.csr_matrix:
-    """Columns as frequent as words are, some in nearly every row; two rows empty, two equal."""
+    """Columns with word-like frequencies, some in nearly every row; two rows empty, two equal."""
     rng = np.random.default_rng(seed)
     popularity = np.minimum(0.9, mean / (1 + np.arange(columns)) ** 0.9)
     chosen = rng.random((rows, columns)) < popularity
     values = rng.gamma(2.0, size=(rows, columns))
     if negative:
         values *= rng.choice([-1.0, 1.0], size=values.shape)
-    # Some values are equal, which Hamming counts.
+    # Some values are equal, for Hamming.
     values = np.where(rng.random(values.shape) < 0.3, np.round(values) + np.sign(values), values)
     dense = np.where(chosen, values, 0.0)
     dense[rows // 2] = dense[rows // 3]

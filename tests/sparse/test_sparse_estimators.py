@@ -1,4 +1,4 @@
-"""The estimators are scikit-learn's in every respect, and so is what is built on their graphs."""
+"""The estimators behave like scikit-learn's, and so do models on their graphs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 
 
 @parametrize_with_checks([ss.sparse.NearestNeighbors(), ss.sparse.KNeighborsTransformer()])
-def test_scikit_learn_finds_nothing_to_say(estimator: Any, check: Callable[[Any], None]) -> None:
+def test_scikit_learns_checks_pass(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
 
 def clusters(seed: int = 0, rows: int = 160) -> tuple[sp.csr_matrix, Any]:
-    """Rows around four sets of columns, and which set each is of."""
+    """Rows around four sets of columns, and the set of each."""
     rng = np.random.default_rng(seed)
     label = rng.integers(0, 4, rows)
     dense = (rng.random((rows, 120)) < 0.03) * rng.gamma(2.0, size=(rows, 120))
@@ -59,7 +59,7 @@ def test_parameters_and_clones() -> None:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean", "manhattan"])
-def test_neighbours_are_those_of_scikit_learn(metric: str) -> None:
+def test_neighbours_equal_those_of_scikit_learn(metric: str) -> None:
     ours = ss.sparse.NearestNeighbors(n_neighbors=7, metric=metric).fit(ROWS)
     theirs = NearestNeighbors(n_neighbors=7, metric=metric, algorithm="brute").fit(ROWS)
     for queries in (None, ROWS[:50]):
@@ -81,7 +81,7 @@ def test_neighbours_are_those_of_scikit_learn(metric: str) -> None:
     assert all((np.diff(row) >= 0).all() for row in distance)
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     fitted = ss.sparse.NearestNeighbors().fit(ROWS)
     with pytest.raises(InvalidArgumentError, match="n_neighbors = 161"):
         fitted.kneighbors(ROWS, 161)
@@ -98,7 +98,7 @@ def test_bad_arguments_are_named() -> None:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "manhattan"])
-def test_consumers_make_the_same_of_our_graph(metric: str) -> None:
+def test_consumers_get_equal_results_from_our_graph(metric: str) -> None:
     dense = FORMULAS[metric](ROWS.toarray(), ROWS.toarray())
     near = float(np.quantile(np.sort(dense, axis=1)[:, 6], 0.3))
     ours = ss.sparse.NearestNeighbors(radius=near, metric=metric).fit(ROWS)
@@ -117,7 +117,7 @@ def test_consumers_make_the_same_of_our_graph(metric: str) -> None:
     assert (found == LABELS[half:]).mean() > 0.8
 
 
-def test_a_map_made_of_our_graph_is_the_usual_one() -> None:
+def test_a_map_from_our_graph_is_the_usual_one() -> None:
     settings = {"n_neighbors": 25, "mode": "distance", "metric": "manhattan"}
     picture = {"metric": "precomputed", "init": "random", "random_state": 0, "perplexity": 6}
     with threadpool_limits(1):
@@ -137,7 +137,7 @@ def test_tensors_are_rows_too(form: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(made, expected, strict=True))
 
 
-def test_a_patch_within_a_patch_changes_nothing() -> None:
+def test_nested_patches_change_nothing() -> None:
     with ss.sparse.patch_sklearn():
         with ss.sparse.patch_sklearn():
             inner = pairwise_distances(ROWS[:5], ROWS, metric="canberra")
@@ -146,7 +146,7 @@ def test_a_patch_within_a_patch_changes_nothing() -> None:
         pairwise_distances(ROWS[:5], ROWS, metric="canberra")
 
 
-def test_patched_scikit_learn_answers_the_same_and_takes_more() -> None:
+def test_patched_scikit_learn_gives_equal_results_and_accepts_more() -> None:
     queries = ROWS[:30]
     before = NearestNeighbors(metric="manhattan").fit(ROWS).kneighbors(queries)
     l1 = pairwise_distances(queries, ROWS, metric="l1")
@@ -169,14 +169,14 @@ def test_patched_scikit_learn_answers_the_same_and_takes_more() -> None:
         assert cubes.kneighbors(queries)[0].shape == (30, 5)
     expected = ss.sparse.NearestNeighbors(metric="braycurtis").fit(ROWS).kneighbors(queries)
     assert all(np.array_equal(a, b) for a, b in zip(odd, expected, strict=True))
-    # Outside, everything is as it was.
+    # Outside the patch, everything is unchanged.
     with pytest.raises((TypeError, ValueError)):
         pairwise_distances(queries, ROWS, metric="canberra")
     with pytest.raises(ValueError, match="not valid for sparse input"):
         NearestNeighbors(metric="braycurtis").fit(ROWS)
 
 
-def test_a_fitted_searcher_serves_other_queries() -> None:
+def test_a_fitted_searcher_takes_other_queries() -> None:
     rows = skewed(100, 60, 1)
     fitted = ss.sparse.NearestNeighbors(metric="manhattan", n_neighbors=3).fit(rows)
     assert np.array_equal(fitted.kneighbors(rows)[1], fitted.kneighbors(rows)[1])
@@ -185,7 +185,7 @@ def test_a_fitted_searcher_serves_other_queries() -> None:
     assert np.allclose(fitted.kneighbors(negative)[0], expected)
 
 
-def test_arguments_of_scikit_learn_are_taken_or_said_to_be_ignored() -> None:
+def test_arguments_of_scikit_learn_are_used_or_reported_as_ignored() -> None:
     x = skewed(60, 30, 5)
     settings: dict[str, Any] = {
         "n_neighbors": 4, "metric": "minkowski", "p": 3, "algorithm": "brute",

@@ -1,4 +1,4 @@
-"""What is accepted, what is refused and how; nothing given is changed."""
+"""Accepted and refused inputs; arguments are never changed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def same(made: Any, metric: str = "manhattan") -> bool:
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "lil", "dok", "bsr"])
-def test_every_scipy_format_and_class(form: str) -> None:
+def test_accepts_every_scipy_format_and_class(form: str) -> None:
     assert same(ROWS.asformat(form))
     assert same(sp.csr_array(ROWS).asformat(form))
     assert same(ROWS.toarray())
 
 
-def test_torch_tensors() -> None:
+def test_accepts_torch_tensors() -> None:
     dense = torch.from_numpy(ROWS.toarray())
     assert same(dense)
     assert same(dense.to_sparse())
@@ -47,7 +47,7 @@ def test_torch_tensors() -> None:
 @pytest.mark.parametrize(
     "dtype", [np.float16, np.int8, np.uint8, np.int16, bool, np.int32, np.int64]
 )
-def test_types_that_are_taken_up(dtype: Any) -> None:
+def test_converts_types(dtype: Any) -> None:
     whole = ROWS.copy()
     whole.data = np.ceil(whole.data) % 100
     whole.eliminate_zeros()
@@ -59,7 +59,7 @@ def test_types_that_are_taken_up(dtype: Any) -> None:
 
 
 def scrambled() -> sp.csr_matrix:
-    """`ROWS` with columns in any order, entries split in two, and explicit zeros."""
+    """`ROWS` with shuffled columns, entries split in two, and explicit zeros."""
     rng = np.random.default_rng(1)
     indptr, indices, data = [0], [], []
     for i in range(ROWS.shape[0]):
@@ -75,7 +75,7 @@ def scrambled() -> sp.csr_matrix:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_duplicates_order_and_explicit_zeros_do_not_matter_and_stay(metric: str) -> None:
+def test_duplicates_order_and_explicit_zeros_do_not_matter_and_are_preserved(metric: str) -> None:
     matrix = scrambled()
     copies = [array.copy() for array in (matrix.indptr, matrix.indices, matrix.data)]
     assert same(matrix, metric)
@@ -83,13 +83,13 @@ def test_duplicates_order_and_explicit_zeros_do_not_matter_and_stay(metric: str)
         assert np.array_equal(before, after)
 
 
-def test_values_that_cancel_are_not_there() -> None:
+def test_values_that_cancel_count_as_absent() -> None:
     rows = sp.csr_matrix(([1.0, -1.0, 2.0], ([0, 0, 1], [0, 0, 1])), shape=(2, 3))
     assert pairwise_distances(rows, metric="hamming")[0, 1] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("columns", [10**7, 2**31 + 5, 2**40])
-def test_columns_beyond_32_bits(columns: int) -> None:
+def test_accepts_columns_beyond_32_bits(columns: int) -> None:
     rng = np.random.default_rng(2)
     places = np.sort(rng.choice(50, 50, replace=False) * (columns // 50))
     data = (ROWS.data, places[ROWS.indices], ROWS.indptr)
@@ -98,12 +98,12 @@ def test_columns_beyond_32_bits(columns: int) -> None:
     assert same(wide, "jaccard")
     index, _ = knn_graph(wide, 4, "cosine")
     assert np.array_equal(index, knn_graph(ROWS, 4, "cosine")[0])
-    # The number of columns still counts where the metric divides by it.
+    # The number of columns still counts if the metric divides by it.
     share = pairwise_distances(wide, metric="hamming") * columns
     assert np.allclose(share, pairwise_distances(ROWS, metric="hamming") * 50)
 
 
-def test_no_rows_no_columns_no_entries() -> None:
+def test_accepts_no_rows_no_columns_and_no_entries() -> None:
     for shape in ((0, 5), (3, 0), (4, 7)):
         empty = sp.csr_matrix(shape)
         for metric in METRICS:
@@ -121,7 +121,7 @@ def changed(value: float) -> sp.csr_matrix:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused_and_named(value: float) -> None:
+def test_nonfinite_values_are_refused_by_name(value: float) -> None:
     with pytest.raises(ValueError, match=r"^B: .*(NaN|infinity).*\b\d+\b.*\b\d+\b"):
         pairwise_distances(ROWS, changed(value))
 
@@ -129,7 +129,7 @@ def test_what_is_not_finite_is_refused_and_named(value: float) -> None:
 @pytest.mark.parametrize(
     "metric", ["hellinger", "jensenshannon", "kl", "kl_intersection", "ruzicka"]
 )
-def test_negative_values_are_refused_where_they_mean_nothing(metric: str) -> None:
+def test_negative_values_are_refused_if_meaningless(metric: str) -> None:
     with pytest.raises(ValueError, match=rf"^A: {metric}\b.*\b0\b.*\brow \d+\b.*-3"):
         pairwise_distances(changed(-3.0), ROWS, metric)
 
@@ -172,26 +172,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("arguments", "words"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED]
 )
-def test_a_bad_argument_is_named(arguments: dict[str, Any], words: str) -> None:
+def test_an_invalid_argument_is_named(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("[", r"\[")) as caught:
         pairwise_distances(ROWS, **arguments)
     assert isinstance(caught.value, InvalidArgumentError)
 
 
-def test_values_whose_squares_vanish_are_refused() -> None:
+def test_values_with_underflowing_squares_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^A: euclidean\b.*\d+e-\d+\b.*\d+e-\d+\b"):
         pairwise_distances(ROWS * 1e-200)
     assert pairwise_distances(ROWS * 1e-200, metric="manhattan").max() > 0
 
 
-def test_entries_whose_sum_overflows_are_refused() -> None:
+def test_entries_with_an_overflowing_sum_are_refused() -> None:
     large = np.array([3e38, 3e38], np.float32)
     twice = sp.csr_matrix((large, np.array([1, 1]), np.array([0, 2])), shape=(1, 3))
     with pytest.raises(ValueError, match=r"^A: .*infinity.*\b0\b.*\b1\b"):
         pairwise_distances(twice, metric="cosine")
 
 
-def test_numbers_of_numpy_are_options_too() -> None:
+def test_numpy_scalars_are_valid_options() -> None:
     for p in (np.int64(3), np.float32(3)):
         made = pairwise_distances(ROWS, metric="minkowski", p=p)
         assert np.array_equal(made, pairwise_distances(ROWS, metric="minkowski", p=3))
@@ -224,7 +224,7 @@ def test_more_neighbours_than_rows_are_refused(count: Any) -> None:
     assert knn_graph(ROWS, 30)[0].shape == (30, 30)
 
 
-def test_the_arguments_of_a_join_are_named_as_they_are() -> None:
+def test_join_arguments_are_named_by_their_own_names() -> None:
     for metric in ("jaccard", "canberra"):
         with pytest.raises(InvalidArgumentError, match=r"^X: 50 columns\b.*\bY\b.*\b49\b"):
             list(radius_join(ROWS, ROWS[:, :-1], metric))
@@ -232,17 +232,17 @@ def test_the_arguments_of_a_join_are_named_as_they_are() -> None:
         radius_join(ROWS, metric="inner_product")
 
 
-def test_a_similarity_has_no_nearest() -> None:
+def test_a_similarity_has_no_nearest_neighbours() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^metric: inner_product\b"):
         knn_graph(ROWS, 3, "dot")
 
 
-def test_int64_pointers_are_kept() -> None:
+def test_int64_pointers_are_preserved() -> None:
     rows = as_rows(ROWS, "X")
     assert rows.indptr.dtype == np.int64
 
 
-def test_the_room_does_not_need_scikit_learn() -> None:
+def test_the_package_does_not_need_scikit_learn() -> None:
     code = (
         "import sys; sys.modules['sklearn'] = None\n"
         "import slipstream as ss\n"

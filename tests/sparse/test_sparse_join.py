@@ -1,4 +1,4 @@
-"""Joins find every pair and no other; near-duplicates of a corpus are those of a plain count."""
+"""Joins find exactly the matching pairs; near-duplicates of a corpus equal a plain count."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def joined(*arguments: object, **options: object) -> list[tuple[int, int, float]
 
 
 def families(seed: int, rows: int = 240, columns: int = 400) -> sp.csr_matrix:
-    """Sets in families that are alike to all degrees, of popular and rare columns; some empty."""
+    """Sets in families of varying similarity, of popular and rare columns; some empty."""
     rng = np.random.default_rng(seed)
     popularity = 1 / (1 + np.arange(columns)) ** 0.8
     dense = np.zeros((rows, columns))
@@ -45,7 +45,7 @@ def families(seed: int, rows: int = 240, columns: int = 400) -> sp.csr_matrix:
 
 
 @pytest.mark.parametrize("radius", [0.0, 0.1, 0.2, 1 / 3, 0.5, 0.9, 1.0])
-def test_jaccard_pairs_are_all_there(radius: float) -> None:
+def test_all_jaccard_pairs_are_found(radius: float) -> None:
     rows = families(1)
     distances = pairwise_distances(rows, metric="jaccard")
     i, j = np.nonzero(np.triu(distances <= radius, 1))
@@ -61,7 +61,7 @@ def test_jaccard_pairs_are_all_there(radius: float) -> None:
 
 
 @pytest.mark.parametrize("metric", ["manhattan", "cosine", "canberra"])
-def test_other_metrics_join_too(metric: str) -> None:
+def test_joins_by_other_metrics(metric: str) -> None:
     rows = skewed(150, 80, 3)
     distances = FORMULAS[metric](rows.toarray(), rows.toarray())
     radius = float(np.quantile(distances, 0.05))
@@ -70,7 +70,7 @@ def test_other_metrics_join_too(metric: str) -> None:
     assert [pair[:2] for pair in found] == list(zip(i.tolist(), j.tolist(), strict=True))
 
 
-def test_a_radius_that_is_none_is_refused() -> None:
+def test_an_invalid_radius_is_refused() -> None:
     for radius in (-0.1, float("nan"), "near"):
         with pytest.raises(InvalidArgumentError, match="radius"):
             radius_join(families(1), radius=radius)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def write(path: Path, documents: list[str], field: str = "text") -> Path:
     return path
 
 
-def test_shingles_are_the_plain_ones() -> None:
+def test_shingles_equal_plain_ones() -> None:
     for size in (1, 3, 5):
         make = Shingler(size)
         for text in texts(1):
@@ -115,7 +115,7 @@ def test_shingles_are_the_plain_ones() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.8, 1.0])
-def test_the_same_documents_are_alike_as_by_counting(tmp_path: Path, threshold: float) -> None:
+def test_near_duplicates_equal_a_plain_count(tmp_path: Path, threshold: float) -> None:
     documents = texts(2)
     sets = [plain_shingles(text, 3) for text in documents]
     group = list(range(len(documents)))
@@ -157,7 +157,9 @@ def test_many_equal_texts_are_one_row_not_a_square_of_pairs(tmp_path: Path) -> N
         ('{"text": 3}', "'text' is a int, not a text"),
     ],
 )
-def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, words: str) -> None:
+def test_an_invalid_line_is_named_and_nothing_is_written(
+    tmp_path: Path, line: str, words: str
+) -> None:
     corpus = tmp_path / "c.jsonl"
     corpus.write_text('{"text": "fine"}\n' + line + "\n")
     target = tmp_path / "out.jsonl"
@@ -180,7 +182,7 @@ def test_a_null_is_a_text_without_words(tmp_path: Path) -> None:
     assert target.read_text() == '{"text": null}\n{"text": "One, two"}\n'
 
 
-def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     corpus, target = tmp_path / "c.jsonl", tmp_path / "out.jsonl"
     corpus.write_text('{"text": "one"}\n\n{"text": "two"}\n{"text": "one"}\n \n')
     assert dedup(corpus, target).group.tolist() == [0, 1, 0]
@@ -191,7 +193,7 @@ def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
     assert caught.value.where == f"{corpus}:3"
 
 
-def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+def test_invalid_corpora_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SlipstreamError, match="cannot be read"):
         dedup(tmp_path / "none.jsonl")
     corpus = write(tmp_path / "c.jsonl", ["a"])

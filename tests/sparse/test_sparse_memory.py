@@ -1,4 +1,4 @@
-"""Working memory stays within the block budget; the index within a few times the matrix."""
+"""Working memory stays within the block budget; the index is a few times the matrix."""
 
 from __future__ import annotations
 

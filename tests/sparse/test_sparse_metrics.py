@@ -22,7 +22,7 @@ BACKENDS = ("avx512bw", "avx2", "scalar", "python")
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every instruction set this processor has, and the Python fall-back."""
+    """Every instruction set of this CPU, and the Python fall-back."""
     name = request.param
     if name == "python":
         switch_library_off(monkeypatch)
@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def off(made: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
-    """The largest difference; infinite where one is undefined or infinite and the other not."""
+    """Return the largest difference; infinite if only one is undefined or infinite."""
     made = made.astype(np.float64)
     if not np.array_equal(np.isnan(made), np.isnan(expected)):
         return np.inf
@@ -63,7 +63,7 @@ def test_equals_the_formula(metric: str, negative: bool, backend: str) -> None:
         a.astype(np.float32), b.astype(np.float32), metric, **OPTIONS.get(metric, {})
     )
     assert single.dtype == np.float32
-    # Relative to the scale of the norms: what the terms that cancel add up to.
+    # Relative to the scale of the norms: the sum of the cancelling terms.
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max()))
     assert off(single, expected) <= 1e-5 * scale
 
@@ -128,14 +128,14 @@ def test_identical_rows_are_at_distance_zero(
     assert not np.isnan(distances).any()
 
 
-def test_russell_rao_of_a_row_to_itself_is_not_zero() -> None:
+def test_russell_rao_of_a_row_with_itself_is_not_zero() -> None:
     rows = skewed(12, 30, 1)
     own = np.diagonal(pairwise_distances(rows, metric="russellrao"))
     assert off(own, 1 - rows.getnnz(axis=1) / 30) <= 1e-15
 
 
 def test_tiny_and_huge_rows_keep_their_relative_distance() -> None:
-    # An absolute threshold below which distances are taken for zero would lose these.
+    # An absolute threshold below which distances count as zero would lose these.
     rows = skewed(12, 30, 1)
     for metric in ("euclidean", "manhattan", "chebyshev"):
         plain = pairwise_distances(rows, metric=metric)
@@ -145,14 +145,14 @@ def test_tiny_and_huge_rows_keep_their_relative_distance() -> None:
             )
 
 
-def test_two_semirings_of_users(backend: str) -> None:
+def test_two_user_defined_semirings(backend: str) -> None:
     a, b = skewed(13, 60, 3, negative=True), skewed(80, 60, 4, negative=True)
     x, y = a.toarray(), b.toarray()
     squared = Semiring(
         lambda p, q: (p - q) ** 2, "sum", left_unit=np.square, right_unit=np.square,
         post=lambda d: np.sqrt(np.maximum(d, 0.0)),
     )  # fmt: skip
-    # Without the exact second look of the built-in metric, a root of what cancelled is left.
+    # Without the exact recomputation of the built-in metric, a root of rounding errors remains.
     made = pairwise_distances(a, b, squared)
     assert off(made**2, FORMULAS["sqeuclidean"](x, y)) <= 1e-10
     widest = Semiring(
@@ -167,7 +167,7 @@ def test_two_semirings_of_users(backend: str) -> None:
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
-def test_a_semiring_takes_columns_in_any_number_of_parts(
+def test_a_semiring_takes_columns_in_any_number_of_chunks(
     reduce: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = skewed(9, 60, 3, negative=True), skewed(80, 60, 4, negative=True)
@@ -181,7 +181,7 @@ def test_a_semiring_takes_columns_in_any_number_of_parts(
         monkeypatch.undo()
 
 
-def test_a_semiring_says_what_is_wrong_with_it() -> None:
+def test_an_invalid_semiring_is_explained() -> None:
     rows = skewed(12, 30, 1)
     with pytest.raises(InvalidArgumentError, match=r"\bsum\b.*\bmax\b.*\bmin\b"):
         Semiring(np.multiply, "mean")  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_a_semiring_says_what_is_wrong_with_it() -> None:
         pairwise_distances(rows, metric=Semiring(lambda p, q: p * 1j))
 
 
-def test_a_semiring_may_write_into_what_it_is_given() -> None:
+def test_a_semiring_may_write_into_its_arguments() -> None:
     rows = skewed(12, 30, 1)
     before = rows.data.copy()
     plain = Semiring(np.multiply, left_unit=np.square, right_unit=np.square)
@@ -235,7 +235,7 @@ TRUE_METRICS = (
 
 
 def check_axioms(dense: npt.NDArray[np.float64], seed: int, scale: float) -> None:
-    """Symmetry, the triangle, and that neither order of columns nor scale of a cosine matters."""
+    """Symmetry, the triangle inequality, and invariance to column order and scale (cosine)."""
     order = np.random.default_rng(seed).permutation(dense.shape[1])
     for metric in METRICS:
         rows = np.abs(dense) if metric in NON_NEGATIVE else dense
@@ -270,7 +270,7 @@ def test_axioms(dense: npt.NDArray[np.float64], seed: int, scale: float) -> None
 @pytest.mark.full
 @settings(max_examples=2000, deadline=None)
 @_CASES
-def test_axioms_have_no_counter_example_in_2000(
+def test_axioms_have_no_counterexample_in_2000(
     dense: npt.NDArray[np.float64], seed: int, scale: float
 ) -> None:
     check_axioms(dense, seed, scale)

@@ -1,4 +1,4 @@
-"""Neighbours: the right ones, in the right order, whatever threads, tiles and kernels."""
+"""Neighbours: correct and ordered, for all threads, tiles and kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KNN_METRICS = tuple(m for m in METRICS if m not in ("inner_product", "kl_interse
 def by_sorting(
     distances: npt.NDArray[np.floating], k: int
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.int64]]:
-    """Distances and rows of the nearest: by distance, equal ones by row; undefined ones last."""
+    """Return distances and rows of the nearest: by distance, ties by row; undefined ones last."""
     filled = np.where(np.isnan(distances), np.inf, distances)
     order = np.argsort(filled, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(filled, order, axis=1), order
@@ -39,7 +39,7 @@ def search(
 
 @pytest.mark.parametrize("instructions", ["avx512bw", "avx2", "scalar"])
 @pytest.mark.parametrize("metric", KNN_METRICS)
-def test_nearest_are_those_of_the_whole_matrix_to_the_bit(
+def test_nearest_equal_those_of_the_whole_matrix_bitwise(
     metric: str, instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_INSTRUCTION_SET", instructions)
@@ -59,15 +59,15 @@ def test_nearest_are_those_of_the_whole_matrix_to_the_bit(
 @pytest.mark.parametrize(
     "metric", ["cosine", "dice", "jaccard", "ruzicka", "braycurtis", "russellrao", "euclidean"]
 )
-def test_rows_that_share_no_column_are_found_too(metric: str, dtype: npt.DTypeLike) -> None:
-    """Few rows meet a query here: fewer than k for many, so that the rest fills up in order."""
+def test_rows_without_a_common_column_are_found_too(metric: str, dtype: npt.DTypeLike) -> None:
+    """Few rows share a column with a query, often fewer than k, so that others fill up in order."""
     rng = np.random.default_rng(3)
     rows = sp.random(3000, 2500, density=0.001, random_state=7, format="csr")
     rows.data = rng.integers(1, 4, rows.nnz).astype(np.float64)
-    # Columns many rows have, for queries that meet more of them.
+    # Columns of many rows, for queries that share more of them.
     rows = sp.hstack([rows, sp.random(3000, 3, density=0.02, random_state=1)]).tocsr()
     if metric in ("cosine", "euclidean"):
-        # Sums that cancel to zero on the way, and stay there.
+        # Sums that cancel to zero on the way, and stay zero.
         rows.data *= rng.choice([-1.0, 1.0], rows.nnz)
     rows, queries = rows.astype(dtype), rows[::7].astype(dtype)
     assert (np.diff(queries.indptr) == 0).any()
@@ -80,7 +80,7 @@ def test_rows_that_share_no_column_are_found_too(metric: str, dtype: npt.DTypeLi
 
 
 @pytest.mark.parametrize("metric", ["cosine", "manhattan", "jaccard", "chebyshev", "braycurtis"])
-def test_threads_tiles_and_budgets_change_no_bit(metric: str) -> None:
+def test_threads_tiles_and_budgets_do_not_change_a_bit(metric: str) -> None:
     rows = skewed(500 if metric == "chebyshev" else 1500, 300, 3)
     rows.data = np.ceil(rows.data)
     first = search(rows, rows, metric, Limits())
@@ -94,7 +94,7 @@ def test_threads_tiles_and_budgets_change_no_bit(metric: str) -> None:
             assert np.array_equal(made, expected)
 
 
-def test_a_query_alone_has_the_distances_it_has_among_others() -> None:
+def test_a_single_query_has_the_same_distances_as_in_a_batch() -> None:
     rows = skewed(300, 200, 4)
     whole = ss.sparse.pairwise_distances(rows, metric="euclidean")
     for i in (1, 17, 299):
@@ -103,7 +103,7 @@ def test_a_query_alone_has_the_distances_it_has_among_others() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rows_without_a_distance_hide_no_others(dtype: npt.DTypeLike) -> None:
-    # Constant rows have no correlation with any; here most have none, all through each block.
+    # Constant rows have no correlation with any; here most have none, in every block.
     rows = skewed(400, 60, 8).tolil()
     rows[np.arange(400) % 5 != 3] = 0.0
     rows = rows.tocsr().astype(dtype)
@@ -114,7 +114,7 @@ def test_rows_without_a_distance_hide_no_others(dtype: npt.DTypeLike) -> None:
     assert np.isfinite(distance[3]).all()
 
 
-def test_the_graph_is_what_umap_takes() -> None:
+def test_the_graph_is_accepted_by_umap() -> None:
     rows = skewed(120, 60, 5)
     index, distance = knn_graph(rows, 6, "manhattan")
     assert index.shape == distance.shape == (120, 6)
@@ -129,7 +129,7 @@ def test_the_graph_is_what_umap_takes() -> None:
     assert np.allclose(far, np.sort(dense, axis=1)[:, :5])
 
 
-def test_a_row_crowded_out_by_its_duplicates_is_still_left_out() -> None:
+def test_a_row_displaced_by_its_duplicates_is_still_excluded() -> None:
     rows = sp.csr_matrix(np.tile([[1.0, 2.0, 0.0]], (20, 1)))
     index, distance = knn_graph(rows, 3, include_self=False)
     assert (distance == 0).all()
@@ -148,10 +148,10 @@ def test_a_semiring_has_neighbours_too() -> None:
     assert np.array_equal(index, expected[1])
 
 
-def test_results_beyond_two_to_the_31_numbers() -> None:
+def test_results_may_exceed_two_to_the_31_entries() -> None:
     a, b = skewed(3, 30, 1).astype(np.float32), skewed(20, 30, 2).astype(np.float32)
     try:
-        # Of its 12 GiB only the pages that are written are ever there; row 2 begins at 2^31.
+        # Of its 12 GiB only the written pages exist; row 2 begins at 2^31.
         wide = np.empty((3, 2**30), np.float32)
     except MemoryError:
         pytest.skip("no address space")
@@ -160,7 +160,7 @@ def test_results_beyond_two_to_the_31_numbers() -> None:
         assert np.array_equal(made, ss.sparse.pairwise_distances(a, b, metric))
 
 
-def test_tiles_are_the_matrix_in_parts() -> None:
+def test_tiles_are_parts_of_the_matrix() -> None:
     a, b = skewed(33, 80, 1), skewed(90, 80, 2)
     whole = ss.sparse.pairwise_distances(a, b, "canberra")
     for arguments in ({"rows": 7}, {"block_bytes": 2**16}, {}):
@@ -171,7 +171,7 @@ def test_tiles_are_the_matrix_in_parts() -> None:
         assert np.array_equal(np.vstack([tile.distances for tile in tiles]), whole)
 
 
-def test_the_result_can_be_put_where_the_caller_wants_it() -> None:
+def test_the_result_can_be_written_into_an_array_of_the_caller() -> None:
     a = skewed(20, 30, 1)
     wide = np.full((20, 40), 7.0)
     made = ss.sparse.pairwise_distances(a, metric="l1", out=wide[:, 10:30])

@@ -1,4 +1,4 @@
-"""Distances on CUDA devices: interpreted everywhere, compiled everywhere, run where a device is."""
+"""Distances on CUDA devices: interpreted and compiled everywhere, run if a device is present."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ TESTS = Path(__file__).with_name("triton_sparse.py")
 Require = Callable[[str, bool, str], None]
 
 
-def test_interpreted_kernels_are_the_cpus(tmp_path: Path, require: Require) -> None:
+def test_interpreted_kernels_equal_the_cpus(tmp_path: Path, require: Require) -> None:
     run_tests(TESTS, tmp_path, require, interpreted=True)
 
 
-def test_kernels_on_a_device_are_the_cpus(tmp_path: Path, require: Require) -> None:
+def test_kernels_on_a_device_equal_the_cpus(tmp_path: Path, require: Require) -> None:
     require("cuda", torch.cuda.is_available(), "no CUDA device")
     run_tests(TESTS, tmp_path, require, interpreted=False)
 
 
-def test_kernels_compile_for_a_device_that_is_not_here(tmp_path: Path, require: Require) -> None:
+def test_kernels_compile_for_an_absent_device(tmp_path: Path, require: Require) -> None:
     file = TESTS.with_name("triton_sparse_compiled.py")
     run_tests(file, tmp_path, require, interpreted=False)
 
 
-def test_matrices_on_the_cpu_ask_for_no_device() -> None:
+def test_matrices_on_the_cpu_need_no_device() -> None:
     assert device_of(A=torch.ones(2, 2), B=None) is None
     assert device_of(A=np.ones((2, 2)), B=torch.ones(2, 2)) is None
 
@@ -48,7 +48,7 @@ def test_matrices_on_two_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> N
         device_of(A=elsewhere, B=np.ones((2, 2)))
 
 
-def test_without_triton_the_extra_is_named() -> None:
+def test_a_missing_triton_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "from slipstream.errors import MissingExtraError\n"

@@ -1,4 +1,4 @@
-"""Run by test_sparse_triton.py in a process of its own: Triton's kernels against the CPU's."""
+"""Run by test_sparse_triton.py in a separate process: Triton's kernels against the CPU's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def matrices(metric: str, dtype: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("metric", ADDITIVE)
-def test_distances_are_the_cpus(metric: str, dtype: Any) -> None:
+def test_distances_equal_the_cpus(metric: str, dtype: Any) -> None:
     a, b = matrices(metric, dtype)
     run, made = searched(a, b, metric, DEVICE)
     _, expected = searched(a, b, metric, None)
@@ -57,7 +57,7 @@ def test_distances_are_the_cpus(metric: str, dtype: Any) -> None:
         assert made[34, 2] == made[34, 7] == made[6, 5] == 0
 
 
-def test_the_nearest_are_sorted_with_ties_by_row_and_any_budget() -> None:
+def test_the_nearest_are_sorted_with_ties_by_row_for_any_budget() -> None:
     a, b = matrices("jaccard", np.float32)
     expected = searched(a, b, "jaccard", None)[0].nearest(8)
     for limits in (Limits(), Limits(block_bytes=2**16)):
@@ -66,7 +66,7 @@ def test_the_nearest_are_sorted_with_ties_by_row_and_any_budget() -> None:
             np.testing.assert_allclose(made, reference, atol=1e-6)
 
 
-def test_tensors_on_a_device_give_tensors_there() -> None:
+def test_tensors_on_a_device_give_results_on_it() -> None:
     if DEVICE.type != "cuda":
         return
     import slipstream as ss

@@ -1,4 +1,4 @@
-"""Run by test_sparse_triton.py in a process of its own: machine code for a device, without one."""
+"""Run by test_sparse_triton.py in a separate process: machine code for an absent device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = dict.fromkeys(("queries", "rows", "width", "stride", "steps"), "i64")
 
 
 def machine_code(kernel: Any, numbers: str, chosen: dict[str, int]) -> bytes:
-    """For compute capability 9.0."""
+    """Compile for compute capability 9.0."""
     types = dict.fromkeys(kernel.arg_names, f"*{numbers}")
     types |= {**INDICES, **COLUMNS, **SIZES, "cancelled": "*i8"}
     types |= dict.fromkeys(chosen, "constexpr")
@@ -33,7 +33,7 @@ def machine_code(kernel: Any, numbers: str, chosen: dict[str, int]) -> bytes:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "minkowski", "jensenshannon", "kl", "braycurtis"])
-def test_there_is_machine_code(metric: str) -> None:
+def test_machine_code_is_generated(metric: str) -> None:
     assert metric in ADDITIVE
     plan = plan_of(metric, Options(p=3), 60, non_negative=metric == "kl")
     numbers = "fp64" if metric == "kl" else "fp32"
