@@ -1,4 +1,4 @@
-"""local_sgd: replicas that train by themselves and average their parameters now and then.
+"""local_sgd: replicas that train independently and average their parameters periodically.
 
 Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767.
 """
@@ -35,17 +35,17 @@ class LocalSgd(TechniqueSettings):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why there is nothing to average."""
+        """Return why there is nothing to average, or None."""
         if not (graph.tasks.phase == StepPhase.OPTIMIZER).any():
             return "the step has no optimizer"
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Any]:
-        """Nothing: no operator of the step is another one."""
+        """Return nothing: the step runs no other operator."""
         return []
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Behind the update, a step's share of the exchange."""
+        """Insert a step's share of the exchange after the update."""
         assert context.cluster is not None
         memory, phase = graph.memory, graph.tasks.phase
         nbytes = float(memory.nbytes[memory.role == Role.PARAMETER].sum()) / self.every
@@ -85,8 +85,8 @@ class LocalSgd(TechniqueSettings):
         built.optimizer.register_step_post_hook(average)
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Replicas drift apart between two averages."""
+        """Replicas diverge between two averages."""
         return Quality(QualityKind.NEEDS_TRAINING, "replicas train by themselves in between")
 
     def code(self, workload: Workload) -> None:
-        """No edit: processes have to be started."""
+        """No edit, since processes have to be started."""
