@@ -1,4 +1,4 @@
-"""What tests of techniques need of the processor."""
+"""Checks of CPU support for techniques."""
 
 from __future__ import annotations
 

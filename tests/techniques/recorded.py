@@ -42,14 +42,14 @@ def inference() -> Any:
 
 
 def build(make: Callable[[], Any], *techniques: Any) -> BuiltWorkload:
-    """The workload `make` returns, from a fixed seed."""
+    """Return the workload of `make`, from a fixed seed."""
     torch.manual_seed(0)
     return build_from(make(), techniques, 0, make.__name__)
 
 
 @functools.cache
 def graph_of(make: Callable[[], Any]) -> Graph:
-    """One recorded step, in which every operator takes some time.
+    """Return one recorded step, in which every operator takes some time.
 
     Of a short one nothing may be left once the profiler's cost is taken off.
     """
@@ -59,7 +59,7 @@ def graph_of(make: Callable[[], Any]) -> Graph:
 
 
 def cannot_be_timed(calls: Iterable[Call]) -> list[Any]:
-    """What goes wrong in micro-benchmarks of `calls`, which are run as briefly as can be."""
+    """Return the errors of micro-benchmarks of `calls`, which are run as briefly as possible."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(microbenchmark, "_ROUNDS", 1)
         patch.setattr(microbenchmark, "_SAMPLE_NS", 1)

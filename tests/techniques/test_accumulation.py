@@ -1,4 +1,4 @@
-"""Accumulation: forward and backward repeat, the update does not."""
+"""Accumulation repeats the forward and backward pass, but not the update."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tiny_models import record
 
 
 @pytest.mark.parametrize("batches", [2, 3])
-def test_everything_but_the_update_repeats(batches: int, tmp_path: Path) -> None:
+def test_everything_except_the_update_repeats(batches: int, tmp_path: Path) -> None:
     graph, technique = graph_of(mlp), Accumulation(batches)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
     durations.measure(technique.required_timings(graph))
@@ -39,14 +39,14 @@ def test_everything_but_the_update_repeats(batches: int, tmp_path: Path) -> None
     assert after.samples == batches * graph.samples
 
 
-def test_what_is_added_to_gradients_follows_every_pass_but_the_first() -> None:
+def test_adding_to_gradients_follows_every_pass_but_the_first() -> None:
     graph = graph_of(mlp)
     after = Accumulation(4).predict(graph, context(None))
     names = [after.string(int(name)) for name in after.tasks.name]
     added = [place for place, name in enumerate(names) if name == "accumulate gradients"]
     assert len(added) == 3
     assert after.tasks.duration_ns[added].tolist() == [6 * COPY_NS] * 3
-    # Each stands behind a whole pass.
+    # Each follows a whole pass.
     _, second, third = np.diff([0, *added])
     assert second == third
     assert len(after) == len(graph) + 3 * second
@@ -67,12 +67,12 @@ def test_inference_has_nothing_to_accumulate() -> None:
     assert Accumulation().why_not(graph_of(inference)) is not None
 
 
-def test_one_batch_is_no_accumulation() -> None:
+def test_one_batch_is_not_accumulation() -> None:
     with pytest.raises(InvalidArgumentError, match="try: for example accumulation:4"):
         Accumulation(1)
 
 
-def test_a_step_of_ones_own_is_not_replaced() -> None:
+def test_a_user_defined_step_is_not_replaced() -> None:
     model, batch, loss, optimizer = mlp()
 
     def step() -> torch.Tensor:
@@ -91,7 +91,7 @@ def one_rank() -> Iterator[None]:
 
 
 def replicated() -> Any:
-    """As `mlp`, exchanging gradients with replicas."""
+    """Like `mlp`, with gradients exchanged between replicas."""
     model, batch, loss, _ = mlp()
     model = nn.parallel.DistributedDataParallel(model)
     return model, batch, loss, torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -117,7 +117,7 @@ def test_replicas_exchange_gradients_once_per_update(one_rank: None, tmp_path: P
 
 
 class Replicates(TechniqueSettings):
-    """What spreads the step does so after accumulation was put on it."""
+    """Make replicas, like a technique that is applied after accumulation."""
 
     name: ClassVar[str] = "replicates"
     traits: ClassVar[Traits] = Traits(stage=Stage.DISTRIBUTION)
@@ -126,7 +126,7 @@ class Replicates(TechniqueSettings):
         built.model = nn.parallel.DistributedDataParallel(built.model)
 
 
-def test_replicas_that_are_made_afterwards_exchange_once_too(one_rank: None) -> None:
+def test_replicas_made_afterwards_exchange_once_too(one_rank: None) -> None:
     assert exchanges(record(build(mlp, Replicates()))) == 1
     assert exchanges(record(build(mlp, Accumulation(3), Replicates()))) == 1
 

@@ -1,4 +1,4 @@
-"""allocator: page faults go, nothing else does."""
+"""allocator removes page faults, and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_step_without_page_faults_has_nothing_to_gain() -> None:
     assert "kept already" in str(Allocator().why_not(graph_of(mlp)))
 
 
-def test_the_page_faults_go_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_page_faults_are_removed_and_nothing_else_changes(tmp_path: Path) -> None:
     plain = graph_of(mlp)
     graph = append_task(plain, PAGE_FAULTS, 3e6, 0.1, Kind.HOST)
     assert Allocator().why_not(graph) is None
@@ -43,7 +43,7 @@ def test_the_page_faults_go_and_nothing_else_changes(tmp_path: Path) -> None:
     assert len(after) == len(plain)
 
 
-def test_where_faults_differ_between_launches_the_gain_is_less_sure(tmp_path: Path) -> None:
+def test_differing_faults_between_launches_make_the_gain_less_certain(tmp_path: Path) -> None:
     durations = Durations(1, tmp_path / "d.db")
     sure, unsure = (
         predict(
@@ -57,14 +57,14 @@ def test_where_faults_differ_between_launches_the_gain_is_less_sure(tmp_path: Pa
     assert unsure[0].high - unsure[0].low > sure[0].high - sure[0].low
 
 
-def test_it_combines_with_others_and_is_read_from_the_grammar() -> None:
+def test_it_combines_with_others_and_has_a_spec() -> None:
     assert technique.combination_name(technique.parse("allocator+amp:bf16")) == (
         "amp:bf16+allocator:keep"
     )
     assert Allocator().quality().kind is QualityKind.EXACT
 
 
-def test_without_glibc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_glibc_it_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "keep_pages", lambda: False)
     with pytest.raises(WorkloadError, match="cannot be told"):
         build_from(mlp(), (Allocator(),), 0, "mlp")

@@ -1,4 +1,4 @@
-"""What autocast would do: the lists against the dispatcher, the plan against real autocast."""
+"""The plan of autocast: its lists against the dispatcher, its casts against real autocast."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from slipstream.workload import Workload
 from tiny_models import captured, record, workload
 
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-# Refused by CUDA's autocast with an error in place of being cast.
+# CUDA's autocast raises an error for it instead of casting.
 REFUSED = {"cpu": set(), "cuda": {"binary_cross_entropy"}}
-# Builds of torch without CUDA register all kernels of CUDA's autocast but these.
+# Kernels of CUDA's autocast that builds of torch without CUDA lack.
 NOT_BUILT = set() if torch.version.cuda else {"_cudnn_rnn"}
 
 
@@ -35,7 +35,7 @@ def listed(device: str) -> set[str]:
 
 
 @pytest.mark.parametrize("device", KEYS)
-def test_the_lists_are_the_dispatchers(device: str) -> None:
+def test_the_lists_equal_the_dispatchers(device: str) -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     registered = {
         name.removeprefix("aten::").partition(".")[0]
@@ -111,7 +111,7 @@ SAMPLE: dict[str, Callable[..., torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_the_category_of_an_operator_is_what_real_autocast_does(name: str) -> None:
+def test_categories_of_operators_match_real_autocast(name: str) -> None:
     kind, _, operator = name.partition(": ")
     assert category([f"aten::{operator}"], "cpu") == (None if kind == "follows" else kind)
     with torch.autocast("cpu", torch.bfloat16):
@@ -154,7 +154,7 @@ def test_attention_without_a_fused_kernel_computes_in_float32() -> None:
     assert len(copies) >= 3
 
 
-# Of a plan's calls, those whose dtypes must be right: where the time goes.
+# Calls of a plan whose dtypes must be right: they take most of the time.
 COMPUTE = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::convolution_backward",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -170,7 +170,7 @@ FLOATS = ("float32", "bfloat16")
 
 
 def is_cast(call: Call) -> bool:
-    """From one floating-point precision to the other."""
+    """Whether a call casts between floating-point precisions."""
     if call.name != "aten::_to_copy":
         return False
     pair = (call.inputs[0].dtype, call.outputs[0].dtype)
@@ -178,7 +178,7 @@ def is_cast(call: Call) -> bool:
 
 
 def recorded(recipe: Workload) -> list[Node]:
-    """The execution trace of one step under the real technique."""
+    """Return the execution trace of one step under the real technique."""
     built = recipe.with_technique(Amp()).build()
     built.step()
     with tempfile.TemporaryDirectory() as folder, ModuleNames(built.model):
@@ -192,7 +192,7 @@ def recorded(recipe: Workload) -> list[Node]:
 
 
 def truth(recipe: Workload) -> tuple[list[Call], list[Call]]:
-    """(calls of units, casts) as they are under real autocast.
+    """Return (calls of units, casts) under real autocast.
 
     Autocast catches an operator, casts, and calls the same operator again inside of the first:
     what counts is the inner one, and the casts beside it.
@@ -233,7 +233,7 @@ def compute(calls: list[Call]) -> Counter[Any]:
 
 
 def directions(casts: list[Call]) -> Counter[Any]:
-    """A cast's direction and size; autocast may cast a tensor before or after it is viewed."""
+    """Return a cast's direction and size; autocast may cast before or after a view."""
     return Counter((c.inputs[0].dtype, c.outputs[0].dtype, c.inputs[0].numel) for c in casts)
 
 
@@ -245,7 +245,7 @@ def directions(casts: list[Call]) -> Counter[Any]:
         "transformer inference",
     ],
 )  # fmt: skip
-def test_the_plan_is_what_real_autocast_does(name: str, bf16_lstm: Callable[[str], None]) -> None:
+def test_the_plan_equals_real_autocast(name: str, bf16_lstm: Callable[[str], None]) -> None:
     bf16_lstm(name)
     real_calls, real_casts = truth(workload(name))
     calls, casts = planned(captured(name))
@@ -254,7 +254,7 @@ def test_the_plan_is_what_real_autocast_does(name: str, bf16_lstm: Callable[[str
 
 
 class HalfTable(nn.Module):
-    """A table that is kept in the lower precision, and computed with in float32."""
+    """A table stored in the lower precision and computed with in float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def trained(model: nn.Module) -> Workload:
     return Workload.of(model, batch, functional.cross_entropy, optimizer)
 
 
-def test_what_the_model_casts_to_float32_itself_stays_that() -> None:
+def test_explicit_casts_of_the_model_to_float32_stay() -> None:
     real_calls, real_casts = truth(trained(HalfTable()))
     calls, casts = planned(record(trained(HalfTable()).build()))
     assert compute(calls) == compute(real_calls)
@@ -293,7 +293,7 @@ class Again(nn.Module):
         return out
 
 
-def test_a_layer_that_is_used_again_is_not_cast_again() -> None:
+def test_a_reused_layer_is_not_cast_again() -> None:
     real_calls, real_casts = truth(trained(Again()))
     calls, casts = planned(record(trained(Again()).build()))
     assert compute(calls) == compute(real_calls)
@@ -313,7 +313,7 @@ def test_every_gradient_reaches_the_optimizer_in_float32() -> None:
         assert not update.intersection(cast.task for cast in found.casts)
 
 
-def test_a_parameter_is_cast_once_however_often_it_is_used() -> None:
+def test_a_parameter_is_cast_once_even_if_used_repeatedly() -> None:
     graph = captured("dropout")
     found = plan(graph, "bfloat16")
     shapes = Counter(
@@ -325,7 +325,7 @@ def test_a_parameter_is_cast_once_however_often_it_is_used() -> None:
     assert (shapes[(24, 24)], shapes[(24,)], shapes[(24, 53)] + shapes[(53, 24)]) == (2, 2, 1)
 
 
-def test_a_plan_changes_no_graph() -> None:
+def test_planning_does_not_change_the_graph() -> None:
     graph = captured("mlp")
     before = [call.key for call in graph.calls]
     plan(graph, "bfloat16")

@@ -1,4 +1,4 @@
-"""batch_size: the predicted calls and memory are those of a real step of that many samples."""
+"""batch_size predicts the calls and memory of a real step of that many samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def workload(name: str, samples: int) -> Any:
     elif name == "conv":
         batch = (torch.randn(samples, 3, 8, 8), torch.randint(0, 4, (samples,)))
     else:
-        # As language models are fed: inputs are a view, targets are flattened.
+        # Input format of language models: inputs are a view, targets are flattened.
         words = torch.randint(0, _WORDS, (samples, _LENGTH + 1))
         batch = (words[:, :-1][:, :_LENGTH], words[:, 1:].reshape(-1))
     return model, batch, loss, torch.optim.Adam(model.parameters(), 1e-3)
@@ -46,7 +46,7 @@ def workload(name: str, samples: int) -> Any:
 
 @functools.cache
 def made(name: str, samples: int) -> Callable[[], Any]:
-    """`graph_of` remembers by function."""
+    """`graph_of` caches by function."""
     make = functools.partial(workload, name, samples)
     functools.update_wrapper(make, workload)
     return make
@@ -62,7 +62,7 @@ def unmeasured(tmp_path: Path) -> Context:
 
 @pytest.mark.parametrize("target", [9, 16])
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_the_calls_are_those_of_a_real_step_of_that_size(
+def test_calls_equal_those_of_a_real_step_of_that_size(
     name: str, target: int, tmp_path: Path
 ) -> None:
     graph, real = recorded(name, 8), recorded(name, target)
@@ -99,17 +99,17 @@ def test_a_buffer_of_unknown_size_is_never_too_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_the_memory_is_that_of_a_real_step_of_that_size(name: str, tmp_path: Path) -> None:
+def test_memory_equals_that_of_a_real_step_of_that_size(name: str, tmp_path: Path) -> None:
     graph = recorded(name, 8)
     found = BatchSize("x2").predict(graph, unmeasured(tmp_path))
     real = replay(recorded(name, 16)).peak_bytes
     assert real > replay(graph).peak_bytes
-    # oneDNN's workspaces are of whole pages, which is much at this size.
+    # oneDNN's workspaces are whole pages, which is a lot at this size.
     error = 0.08 if name == "lstm" else 0.01
     assert replay(found).peak_bytes == pytest.approx(real, rel=error)
 
 
-def test_there_and_back_is_the_step_as_it_was(tmp_path: Path) -> None:
+def test_scaling_there_and_back_restores_the_step(tmp_path: Path) -> None:
     graph, context = recorded("transformer", 8), unmeasured(tmp_path)
     back = BatchSize("8").predict(BatchSize("x3").predict(graph, context), context)
     assert (back.calls, back.shrunk, back.meta) == (graph.calls, graph.shrunk, graph.meta)
@@ -117,7 +117,7 @@ def test_there_and_back_is_the_step_as_it_was(tmp_path: Path) -> None:
     assert back.memory.nbytes.tolist() == pytest.approx(graph.memory.nbytes.tolist(), abs=2)
 
 
-def test_measured_operators_take_their_benchmarks_ratio_and_the_rest_stays() -> None:
+def test_measured_operators_follow_the_ratio_of_benchmarks_and_others_stay() -> None:
     graph, technique = graph_of(mlp), BatchSize("x64")
     context = asked_first(technique, graph)
     durations = context.durations
@@ -135,12 +135,12 @@ def test_measured_operators_take_their_benchmarks_ratio_and_the_rest_stays() -> 
     assert (after.tasks.duration_ns[products] > 1.5 * graph.tasks.duration_ns[products]).any()
 
 
-def test_what_is_asked_for_can_be_timed() -> None:
+def test_requested_calls_can_be_timed() -> None:
     assert cannot_be_timed(BatchSize("x3").required_timings(graph_of(mlp))) == []
 
 
-def test_what_cannot_be_benchmarked_goes_by_its_bytes(tmp_path: Path) -> None:
-    # So short a call may be all profiler, nothing of it left: every task has a known duration here.
+def test_calls_that_cannot_be_benchmarked_scale_with_their_bytes(tmp_path: Path) -> None:
+    # So short a call may have no time without the profiler's overhead: set all durations.
     graph = graph_of(inference)
     graph = replace_tasks(graph, duration_ns=np.full(len(graph.tasks), 1000.0))
     after = BatchSize("x3").predict(graph, unmeasured(tmp_path))
@@ -152,7 +152,7 @@ def test_what_cannot_be_benchmarked_goes_by_its_bytes(tmp_path: Path) -> None:
     assert list(Provenance)[after.tasks.provenance[task]] is Provenance.ASSUMED
 
 
-def test_a_call_of_another_edit_is_taken_to_go_with_the_samples(tmp_path: Path) -> None:
+def test_a_call_of_another_edit_is_assumed_to_scale_with_the_samples(tmp_path: Path) -> None:
     graph = graph_of(inference)
     edit = Editor(graph, "by hand")
     edit.insert(1, "extra", 100.0, Provenance.MEASURED, call=graph.calls[0])
@@ -160,7 +160,7 @@ def test_a_call_of_another_edit_is_taken_to_go_with_the_samples(tmp_path: Path) 
     assert after.tasks.duration_ns[2] == pytest.approx(300.0)
 
 
-def test_it_comes_before_techniques_that_change_operators(tmp_path: Path) -> None:
+def test_it_precedes_techniques_that_change_operators(tmp_path: Path) -> None:
     graph, context = recorded("transformer", 8), unmeasured(tmp_path)
     both = parse("amp:bf16+batch_size:x2")
     assert [technique.name for technique in both] == ["batch_size", "amp"]
@@ -183,7 +183,7 @@ def test_the_same_samples_twice_have_the_loss_of_once() -> None:
 @pytest.mark.parametrize(
     "setting", ["0", "x0", "-4", "2.5", "many", "x", "x-1", "", "٣", "20000000"]
 )
-def test_settings_that_are_no_size_are_refused(setting: str) -> None:
+def test_invalid_sizes_are_refused(setting: str) -> None:
     with pytest.raises(InvalidArgumentError, match="neither a number"):
         BatchSize(setting)
 
@@ -200,7 +200,7 @@ def test_settings_that_are_no_size_are_refused(setting: str) -> None:
         ("5", None),
     ],
 )
-def test_sizes_that_cannot_be_are_told(setting: str, reason: str | None) -> None:
+def test_impossible_sizes_are_reported(setting: str, reason: str | None) -> None:
     found = BatchSize(setting).why_not(graph_of(mlp))
     assert found is None if reason is None else reason in str(found)
 
@@ -215,14 +215,14 @@ class Fixed(nn.Module):
         return functional.relu(x.view(4, 2))
 
 
-def test_the_reason_of_the_profile_is_handed_on() -> None:
+def test_the_reason_of_the_profile_is_passed_on() -> None:
     def fixed() -> Any:
         return Fixed(), torch.randn(4, 2)
 
     assert "2 samples" in str(BatchSize().why_not(graph_of(fixed)))
 
 
-def test_a_profile_without_a_second_size_is_told_from_one() -> None:
+def test_a_profile_without_a_second_size_is_distinguished_from_one_with() -> None:
     graph = graph_of(mlp)
     for changes in (
         {"shrunk": (), "meta": {}},
@@ -235,13 +235,13 @@ def test_a_profile_without_a_second_size_is_told_from_one() -> None:
         assert "profile it again" in str(BatchSize().why_not(replace(graph, **changes)))
 
 
-def test_what_does_not_fit_into_memory_is_not_benchmarked() -> None:
+def test_calls_that_do_not_fit_into_memory_are_not_benchmarked() -> None:
     graph = graph_of(mlp)
     assert BatchSize("x2").required_timings(graph)
     assert BatchSize("x10000000").required_timings(graph) == []
 
 
-def test_the_one_number_that_says_it_is_multiplied(tmp_path: Path) -> None:
+def test_the_literal_of_the_size_is_multiplied(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("def make_workload(width=3, batch_size = 6):  # samples\n    return None\n")
     recipe = Workload.parse(f"{path}:make_workload")
@@ -251,7 +251,7 @@ def test_the_one_number_that_says_it_is_multiplied(tmp_path: Path) -> None:
         assert f"+def make_workload(width=3, batch_size = {target}):  # samples" in found.diff
 
 
-def test_without_a_certain_place_the_line_to_write_says_how_many(tmp_path: Path) -> None:
+def test_without_a_certain_place_the_lines_to_write_have_the_number(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("def make_workload(batch_size=6):\n    return None\n")
     target = f"{path}:make_workload"
@@ -267,12 +267,12 @@ def test_without_a_certain_place_the_line_to_write_says_how_many(tmp_path: Path)
         assert line in found.note
 
 
-def test_training_has_to_follow_and_inference_does_not() -> None:
+def test_training_must_follow_the_size_and_inference_need_not() -> None:
     assert BatchSize().quality(graph_of(mlp)).kind is QualityKind.NEEDS_TRAINING
     assert BatchSize().quality(graph_of(inference)).kind is QualityKind.EXACT
 
 
-def test_a_step_that_was_built_of_parts_is_left_whole() -> None:
+def test_a_step_built_from_parts_is_preserved() -> None:
     built = build_from({"step": lambda: None, "batch": torch.ones(4, 2)}, (), 0, "own")
     with pytest.raises(WorkloadError, match="hides its batch"):
         BatchSize().apply(built)

@@ -1,4 +1,4 @@
-"""Checkpointing: which blocks, what runs again, how much memory that leaves, the same numbers."""
+"""Checkpointing: chosen blocks, recomputation, remaining memory, and equal results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def recorded(*techniques: Any) -> Graph:
     [(Checkpointing(),), (Checkpointing(only="[12]"),), (Accumulation(2), Checkpointing())],
     ids=["all", "two", "accumulated"],
 )
-def test_the_predicted_peak_is_that_of_the_real_step(
+def test_the_predicted_peak_equals_that_of_the_real_step(
     techniques: tuple[Any, ...], tmp_path: Path
 ) -> None:
     graph = graph_of(blocks)
@@ -65,7 +65,7 @@ def test_the_predicted_peak_is_that_of_the_real_step(
     assert peak < 0.9 * replay(graph).peak_bytes or len(techniques) > 1
 
 
-def test_a_block_runs_again_before_its_own_backward(tmp_path: Path) -> None:
+def test_a_block_is_recomputed_before_its_own_backward(tmp_path: Path) -> None:
     graph = graph_of(blocks)
     after = predicted(graph, tmp_path, Checkpointing())
     names = [after.string(int(name)) for name in after.tasks.name]
@@ -75,7 +75,7 @@ def test_a_block_runs_again_before_its_own_backward(tmp_path: Path) -> None:
     assert (after.tasks.phase[begins] == StepPhase.BACKWARD).all()
     for t, block in zip(begins, ("4", "3", "2", "1"), strict=True):
         assert modules[t + 1].startswith(f"model.{block}")
-    # What the last linear layer gives is not needed for any gradient: it does not run again.
+    # No gradient needs the output of the last linear layer, so it is not recomputed.
     again = names.count("aten::addmm") - [graph.string(int(n)) for n in graph.tasks.name].count(
         "aten::addmm"
     )
@@ -92,16 +92,16 @@ def test_other_tasks_keep_their_times(tmp_path: Path) -> None:
     assert replay(after).step_ns > replay(graph).step_ns
 
 
-def test_what_checkpointing_itself_costs_is_measured(tmp_path: Path) -> None:
+def test_the_cost_of_checkpointing_itself_is_measured(tmp_path: Path) -> None:
     technique, graph = Checkpointing(), graph_of(blocks)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
     durations.measure(technique.required_timings(graph))
     answers = [durations.lookup(call) for call in technique.required_timings(graph)]
-    # As a difference it may be nothing, on a machine that is busy enough.
+    # As a difference it may be zero on a busy machine.
     assert all(answer is not None and answer.nanoseconds >= 0 for answer in answers)
 
 
-def test_activations_are_fewer_when_the_backward_begins(tmp_path: Path) -> None:
+def test_fewer_activations_exist_when_the_backward_begins(tmp_path: Path) -> None:
     def activation_bytes(graph: Graph) -> int:
         memory = graph.memory
         first = int((graph.tasks.phase == StepPhase.BACKWARD).argmax())
@@ -114,7 +114,7 @@ def test_activations_are_fewer_when_the_backward_begins(tmp_path: Path) -> None:
     )
 
 
-def test_real_steps_give_the_same_numbers_dropout_included() -> None:
+def test_real_steps_give_equal_results_including_dropout() -> None:
     plain, checkpointed = build(blocks), build(blocks, Checkpointing())
     for _ in range(3):
         torch.manual_seed(7)
@@ -142,13 +142,13 @@ def test_blocks_are_chosen_by_name() -> None:
 
 
 @pytest.mark.parametrize("text", ["checkpointing", "checkpointing:1", "checkpointing:except=1"])
-def test_settings_are_written_as_they_are_read(text: str) -> None:
+def test_settings_round_trip(text: str) -> None:
     (technique,) = parse(text)
     assert str(technique) == text
     assert parse(str(technique)) == (technique,)
 
 
-def test_where_it_does_not_apply_it_says_why() -> None:
+def test_an_inapplicable_step_has_a_reason() -> None:
     assert "no backward" in (Checkpointing().why_not(graph_of(inference)) or "")
     assert "no block repeats" in (Checkpointing().why_not(graph_of(mlp)) or "")
     assert "nowhere" in (Checkpointing("nowhere").why_not(graph_of(blocks)) or "")

@@ -28,7 +28,7 @@ _FORWARD_NS, _BACKWARD_NS, _OVERHEAD_NS = 1e6, 2e6, 5e5
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    """A real eager step, with regions of round numbers beside it."""
+    """A real eager step, with additional regions of round numbers."""
     from slipstream.capture import covered_tasks, repeats
 
     eager = graph_of(mlp)
@@ -68,7 +68,7 @@ def with_regions(graph: Graph, **changes: Any) -> Graph:
     return replace(graph, meta={**graph.meta, "regions": {**recorded, **changes}})
 
 
-def test_the_models_tasks_make_way_for_the_regions(graph: Graph) -> None:
+def test_tasks_of_the_model_are_replaced_by_regions(graph: Graph) -> None:
     after = predicted(graph, Compile())
     modules = [after.string(int(module)) for module in after.tasks.module]
     left = [
@@ -84,7 +84,7 @@ def test_the_models_tasks_make_way_for_the_regions(graph: Graph) -> None:
     assert after.tasks.duration_ns[place["compiled backward 0"]] == _BACKWARD_NS
 
 
-def test_the_step_is_what_stays_and_the_regions(graph: Graph) -> None:
+def test_the_step_is_the_remaining_tasks_and_the_regions(graph: Graph) -> None:
     from slipstream.capture import covered_tasks
 
     left = np.ones(len(graph), bool)
@@ -98,7 +98,7 @@ def test_the_step_is_what_stays_and_the_regions(graph: Graph) -> None:
     assert found.quality.kind is QualityKind.ROUNDING
 
 
-def test_it_says_when_compiling_has_paid_for_itself(graph: Graph) -> None:
+def test_it_reports_when_compilation_has_paid_off(graph: Graph) -> None:
     (edit,) = predicted(graph, Compile()).edits
     assert re.search(r"\b2\b[^\d]*\b1 graph break\b", edit.what)
     assert "10.0 s" in edit.what
@@ -108,7 +108,7 @@ def test_it_says_when_compiling_has_paid_for_itself(graph: Graph) -> None:
     assert re.search(r"\bwarm\b.*\bnever\b", edit.what)
 
 
-def test_what_stays_is_not_compiled(graph: Graph) -> None:
+def test_excluded_modules_are_not_compiled(graph: Graph) -> None:
     every = len(predicted(graph, Compile()))
     edited = predicted(with_regions(graph, stays=[["model.2", "aten::addmm"]]), Compile())
     names = [edited.string(int(name)) for name in edited.tasks.name]
@@ -126,7 +126,7 @@ def test_several_passes_repeat_regions_and_their_guards(graph: Graph) -> None:
     assert after.tasks.provenance[region] == list(Provenance).index(Provenance.ASSUMED)
 
 
-def test_a_region_keeps_what_its_backward_needs(graph: Graph) -> None:
+def test_a_region_saves_what_its_backward_needs(graph: Graph) -> None:
     after = predicted(graph, Compile())
     assert len(graph.memory)
     place = inserted(after)
@@ -147,7 +147,7 @@ def test_a_region_keeps_what_its_backward_needs(graph: Graph) -> None:
         ("reduce_overhead", {"mode": "default"}, "GPU"),
     ],
 )
-def test_what_it_needs_is_said(graph: Graph, mode: Any, regions: Any, message: str) -> None:
+def test_requirements_are_reported(graph: Graph, mode: Any, regions: Any, message: str) -> None:
     meta = {key: value for key, value in graph.meta.items() if key != "regions"}
     if regions is not None:
         meta["regions"] = regions
@@ -156,7 +156,7 @@ def test_what_it_needs_is_said(graph: Graph, mode: Any, regions: Any, message: s
     assert reason.endswith(message) or message in reason
 
 
-def test_it_applies_where_regions_were_recorded(graph: Graph) -> None:
+def test_it_applies_if_regions_were_recorded(graph: Graph) -> None:
     assert Compile().why_not(graph) is None
 
 

@@ -1,4 +1,4 @@
-"""conv_bn_fold: the predicted step is the real folded one; outputs stay; refusals say why."""
+"""conv_bn_fold: the predicted step equals the folded one; outputs stay; refusals have reasons."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def calls(graph: Graph) -> Counter[str]:
     return Counter(graph.calls[c].key for c in graph.tasks.call if c >= 0)
 
 
-def test_the_predicted_calls_are_those_of_the_folded_model() -> None:
+def test_predicted_calls_equal_those_of_the_folded_model() -> None:
     assert calls(predicted(graph_of(net))) == calls(graph_of(folded_net))
 
 
-def test_the_predicted_step_is_whole_for_techniques_that_follow() -> None:
+def test_the_predicted_step_is_complete_for_later_techniques() -> None:
     ours, real = predicted(graph_of(net)), graph_of(folded_net)
     ours.check()
     context = Context(durations=Table())  # type: ignore[arg-type]
     assert calls(Amp().predict(ours, context)) == calls(Amp().predict(real, context))
 
 
-def test_what_it_asks_is_what_it_looks_up() -> None:
+def test_every_lookup_was_requested() -> None:
     graph, looked = graph_of(net), set()
 
     class Spy(Table):
@@ -95,7 +95,7 @@ def test_what_it_asks_is_what_it_looks_up() -> None:
     assert looked == {call.key for call in ConvBnFold().required_timings(graph)}
 
 
-def test_outputs_stay_and_norms_go() -> None:
+def test_outputs_stay_and_norms_are_removed() -> None:
     plain, folded = build(net), build(net, ConvBnFold())
     torch.testing.assert_close(folded.step(), plain.step(), rtol=1e-4, atol=1e-5)
     kinds = [type(m).__name__ for m in folded.model.modules()]
@@ -105,7 +105,7 @@ def test_outputs_stay_and_norms_go() -> None:
     assert folded.model.stem.bias is not None
 
 
-def test_a_shared_weight_a_hook_and_a_second_call_are_left_alone() -> None:
+def test_shared_weights_hooks_and_repeated_calls_are_left_alone() -> None:
     def sequence() -> list[nn.Module]:
         layers = [nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)]
         layers[1].running_mean.normal_()
@@ -122,9 +122,9 @@ def test_a_shared_weight_a_hook_and_a_second_call_are_left_alone() -> None:
             build(lambda model=model: (model, torch.randn(2, 3, 4, 4)), ConvBnFold())
 
 
-def test_a_model_that_would_compute_something_else_is_put_back() -> None:
+def test_a_model_with_changed_outputs_is_restored() -> None:
     class Rewrites(nn.Module):
-        """Computes something else once its norm is gone."""
+        """Computes something else without its norm."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -143,25 +143,25 @@ def test_a_model_that_would_compute_something_else_is_put_back() -> None:
     assert model.norm is norm
 
 
-def test_training_says_why_not() -> None:
+def test_training_is_refused_with_a_reason() -> None:
     assert "batch statistics" in str(ConvBnFold().why_not(graph_of(images)))
     assert "model.eval()" in str(ConvBnFold().why_not(graph_of(in_training_mode)))
     with pytest.raises(WorkloadError, match="batch statistics"):
         build(images, ConvBnFold())
 
 
-def test_no_norm_says_so() -> None:
+def test_a_model_without_norms_has_a_reason() -> None:
     assert "no batch norm" in str(ConvBnFold().why_not(graph_of(inference)))
 
 
-def test_a_norm_before_its_layer_says_so() -> None:
+def test_a_norm_before_its_layer_has_a_reason() -> None:
     def before() -> Any:
         return nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)).eval(), torch.randn(2, 3, 4, 4)
 
     assert "follows" in str(ConvBnFold().why_not(graph_of(before)))
 
 
-def test_it_applies_to_an_inference_and_rounds() -> None:
+def test_it_applies_to_inference_and_changes_rounding() -> None:
     assert ConvBnFold().why_not(graph_of(net)) is None
     assert ConvBnFold().quality().kind is QualityKind.ROUNDING
 

@@ -1,4 +1,4 @@
-"""Predictions edit arrays: their Python calls do not grow with the number of tasks."""
+"""Predictions edit arrays: the number of Python calls does not grow with the tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wide() -> Any:
 
 
 def python_calls(technique: Any, graph: Graph) -> int:
-    """Python functions that a toggle calls once the technique has seen the graph."""
+    """Return the Python functions that a toggle calls once the technique has seen the graph."""
     assert technique.why_not(graph) is None
     context = asked_first(technique, graph)
     technique.predict(graph, context)

@@ -1,4 +1,4 @@
-"""The fused update: one task instead of many, the same parameters after real steps."""
+"""The fused update: one task instead of many, and equal parameters after real steps."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_inference_has_no_optimizer_to_fuse() -> None:
     assert "no optimizer" in str(FusedOptimizer().why_not(graph_of(inference)))
 
 
-def test_an_optimizer_without_a_fused_form_is_refused_in_words() -> None:
+def test_an_optimizer_without_a_fused_form_is_refused_with_a_reason() -> None:
     from dataclasses import replace
 
     graph = graph_of(mlp)

@@ -39,13 +39,13 @@ def trace(shared_data: Path) -> Callable[..., Graph]:
 
 
 def device_times(graph: Graph) -> list[float]:
-    """Durations of what runs on the device, in the lanes' order."""
+    """Return durations of tasks on the device, in order of lanes."""
     busy = np.isin(graph.tasks.kind, (Kind.KERNEL, Kind.COPY, Kind.COMMUNICATION))
     return sorted(graph.tasks.duration_ns[busy].tolist())
 
 
 @pytest.mark.parametrize("technique", _ALL, ids=str)
-def test_on_a_cpu_the_reason_is_said(technique: Technique) -> None:
+def test_on_a_cpu_the_reason_is_reported(technique: Technique) -> None:
     reason = technique.why_not(graph_of(images))
     assert reason is not None
     assert "NVIDIA GPUs" in reason
@@ -54,7 +54,7 @@ def test_on_a_cpu_the_reason_is_said(technique: Technique) -> None:
 
 @pytest.mark.parametrize("technique", _ALL, ids=str)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NVIDIA GPU")
-def test_applied_without_a_gpu_it_is_an_error_in_words(technique: Technique) -> None:
+def test_applied_without_a_gpu_it_is_a_clear_error(technique: Technique) -> None:
     with pytest.raises(WorkloadError, match=r"(?i)\btorch\b.*\bnone\b"):
         build(mlp, technique)
 
@@ -88,7 +88,7 @@ def test_a_trace_without_arguments_is_not_judged_by_them(
     assert refusal(Tf32(), graph) is None
 
 
-def test_a_launch_bound_step_gains_by_graphs_and_its_kernels_stay(
+def test_graphs_speed_up_a_launch_bound_step_and_keep_its_kernels(
     trace: Callable[..., Graph],
 ) -> None:
     graph = trace(_LAUNCH_BOUND, 551)
@@ -99,18 +99,18 @@ def test_a_launch_bound_step_gains_by_graphs_and_its_kernels_stay(
     assert replay(after).step_ns < 0.8 * replay(graph).step_ns
     names = [after.string(int(name)) for name in after.tasks.name]
     assert 1 <= names.count("cudaGraphLaunch") < 10
-    # What waits for the device stays where it is.
+    # Tasks that wait for the device stay in place.
     assert (after.tasks.kind == Kind.WAIT).sum() == (graph.tasks.kind == Kind.WAIT).sum()
 
 
-def test_a_step_that_its_device_binds_stays_as_long(trace: Callable[..., Graph]) -> None:
+def test_a_device_bound_step_keeps_its_length(trace: Callable[..., Graph]) -> None:
     graph = trace(_V100, 104)
     after = CudaGraphs().predict(graph, context=None)  # type: ignore[arg-type]
     assert len(after) < len(graph) / 4
     assert replay(after).step_ns == pytest.approx(replay(graph).step_ns, rel=1e-3)
 
 
-def test_a_step_bound_by_launches_is_bound_by_kernels_under_graphs(
+def test_a_launch_bound_step_becomes_bound_by_kernels_under_graphs(
     trace: Callable[..., Graph],
 ) -> None:
     graph = trace(_V100, 104)
@@ -120,7 +120,7 @@ def test_a_step_bound_by_launches_is_bound_by_kernels_under_graphs(
     assert replay(after).step_ns < 0.8 * replay(launched).step_ns
 
 
-def test_a_step_without_a_stretch_to_capture_says_what_it_waits_for(
+def test_a_step_without_a_capturable_range_reports_what_it_waits_for(
     trace: Callable[..., Graph],
 ) -> None:
     reason = CudaGraphs().why_not(trace(_STREAMS))
@@ -128,14 +128,14 @@ def test_a_step_without_a_stretch_to_capture_says_what_it_waits_for(
     assert re.search(r"\bGPU 1 times\b", reason)
 
 
-def test_graphs_are_not_promised_to_the_digit(trace: Callable[..., Graph]) -> None:
+def test_predictions_of_graphs_have_an_interval(trace: Callable[..., Graph]) -> None:
     (found,) = predict(trace(_LAUNCH_BOUND, 551), [CudaGraphs()])
     assert found.metric == "wall"
     assert found.high / found.low > 1.1
     assert found.provenance is Provenance.ASSUMED
 
 
-def test_tf32_changes_float32_products_only_and_as_an_assumption(
+def test_tf32_changes_float32_matmuls_only_and_as_an_assumption(
     trace: Callable[..., Graph],
 ) -> None:
     graph = trace(_A100)
@@ -147,11 +147,11 @@ def test_tf32_changes_float32_products_only_and_as_an_assumption(
     assert (after.tasks.provenance[changed] == assumed).all()
 
 
-def test_tf32s_interval_reaches_from_no_gain_to_the_data_sheets(
+def test_the_interval_of_tf32_ranges_from_no_gain_to_the_data_sheets(
     trace: Callable[..., Graph],
 ) -> None:
     graph = trace(_STREAMS)
-    # As if the step were its products and nothing else.
+    # As if the step were only matmuls.
     product = np.array([graph.string(int(n)) == "ampere_sgemm_128x64_nn" for n in graph.tasks.name])
     tasks = graph.tasks
     bare = replace_tasks(
@@ -171,7 +171,7 @@ def test_tf32_needs_ampere(trace: Callable[..., Graph]) -> None:
     assert "older than Ampere" in (Tf32().why_not(trace(_V100, 104)) or "")
 
 
-def test_what_trying_would_find_is_uncertain_and_not_faster(trace: Callable[..., Graph]) -> None:
+def test_the_gain_of_autotuning_is_uncertain(trace: Callable[..., Graph]) -> None:
     graph = trace(_V100, 104)
     assert CudnnBenchmark().why_not(graph) is None
     (found,) = predict(graph, [CudnnBenchmark()])
@@ -189,9 +189,7 @@ def test_what_trying_would_find_is_uncertain_and_not_faster(trace: Callable[...,
     ],
     ids=str,
 )
-def test_the_edit_of_the_source_is_the_flag(
-    technique: Technique, line: str, tmp_path: Path
-) -> None:
+def test_the_source_edit_is_the_flag(technique: Technique, line: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\n\nmodel = torch.nn.Linear(2, 2)\n")
     change = technique.code(Workload.parse(str(script)))

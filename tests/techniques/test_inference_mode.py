@@ -1,4 +1,4 @@
-"""inference_mode: recognises what autograd costs, applies, and knows where it is not wanted."""
+"""inference_mode: detects the cost of autograd, applies, and knows where it is unwanted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slipstream.workload import Workload
 
 
 class Table(KnownDurations):
-    """Operators of a mode take the same, whatever they are."""
+    """All operators take the same time in a mode."""
 
     def __init__(self, **nanoseconds: float) -> None:
         self._nanoseconds = nanoseconds
@@ -31,7 +31,7 @@ class Table(KnownDurations):
 
 
 def with_autograd() -> Any:
-    """A step of the user's own that forgot about autograd."""
+    """A user-defined step that leaves autograd enabled."""
     model, (x, _), *_ = mlp()
     return {"model": model, "batch": x, "step": lambda: model(x)}
 
@@ -52,14 +52,14 @@ def modes(graph: Graph) -> set[str]:
     return {call.arguments[0] for call in InferenceMode().required_timings(graph)}
 
 
-def test_autograd_is_recognised_from_the_graph() -> None:
+def test_autograd_is_detected_from_the_graph() -> None:
     assert modes(graph_of(with_autograd)) == {"grad", "inference"} | (
         modes(graph_of(with_autograd)) & {"no_grad"}
     )
     assert modes(graph_of(inference)) == {"no_grad", "inference"}
 
 
-def test_every_operator_loses_what_autograd_costs_it() -> None:
+def test_every_operator_loses_its_cost_of_autograd() -> None:
     graph = graph_of(with_autograd)
     after = predicted(graph, Table(grad=1500.0, no_grad=1000.0, inference=1000.0))
     traced = after.tasks.duration_ns + after.tasks.gap_ns < (
@@ -71,13 +71,13 @@ def test_every_operator_loses_what_autograd_costs_it() -> None:
     after.check()
 
 
-def test_a_step_without_autograd_gains_next_to_nothing() -> None:
+def test_a_step_without_autograd_gains_almost_nothing() -> None:
     graph = graph_of(inference)
     after = predicted(graph, Table(no_grad=1000.0, inference=1000.0))
     assert total(after) == pytest.approx(total(graph))
 
 
-def test_noise_the_wrong_way_round_is_no_slowdown() -> None:
+def test_noise_of_the_wrong_sign_is_not_a_slowdown() -> None:
     graph = graph_of(with_autograd)
     after = predicted(graph, Table(grad=900.0, no_grad=900.0, inference=1000.0))
     assert total(after) == pytest.approx(total(graph))
@@ -90,7 +90,7 @@ def test_its_calls_can_be_measured_in_every_mode() -> None:
     assert all(timing["nanoseconds"] > 0 for timing in found)
 
 
-def test_the_step_runs_in_inference_mode_with_the_same_output() -> None:
+def test_the_step_runs_in_inference_mode_with_equal_output() -> None:
     plain, inferring = build(with_autograd), build(with_autograd, InferenceMode())
     output = inferring.step()
     assert output.is_inference()
@@ -98,23 +98,23 @@ def test_the_step_runs_in_inference_mode_with_the_same_output() -> None:
     assert plain.step().requires_grad
 
 
-def test_a_step_that_trains_needs_autograd() -> None:
+def test_a_training_step_needs_autograd() -> None:
     assert "trains" in str(InferenceMode().why_not(graph_of(images)))
     with pytest.raises(WorkloadError, match="trains"):
         build(images, InferenceMode())
 
 
-def test_a_step_in_inference_mode_says_so() -> None:
+def test_a_step_in_inference_mode_reports_it() -> None:
     assert "already" in str(InferenceMode().why_not(graph_of(under_inference_mode)))
     assert InferenceMode().why_not(graph_of(inference)) is None
     assert InferenceMode().why_not(graph_of(with_autograd)) is None
 
 
-def test_it_changes_no_number() -> None:
+def test_it_changes_no_numerics() -> None:
     assert InferenceMode().quality().kind is QualityKind.EXACT
 
 
-def test_what_autograd_holds_on_to_is_freed_after_its_last_use() -> None:
+def test_tensors_saved_by_autograd_are_freed_after_their_last_use() -> None:
     graph = graph_of(with_autograd)
     after = predicted(graph, Table(grad=1.0, no_grad=1.0, inference=1.0))
     ours, real = outliving(after), outliving(graph_of(without_autograd))
@@ -128,18 +128,18 @@ def without_autograd() -> Any:
 
 
 def outliving(graph: Graph) -> list[int]:
-    """Sizes of what the step allocates and leaves behind."""
+    """Sizes of the allocations that the step leaves behind."""
     memory = graph.memory
     return sorted(memory.nbytes[(memory.producer >= 0) & (memory.release < 0)].tolist())
 
 
 def inherited_bytes(graph: Graph) -> int:
-    """What is there from the step before and is freed in this one."""
+    """Return bytes that exist from the previous step and are freed in this one."""
     memory = graph.memory
     return int(memory.nbytes[(memory.producer < 0) & (memory.release >= 0)].sum())
 
 
-def test_its_edit_is_one_line_that_does_the_same(tmp_path: Path) -> None:
+def test_its_edit_is_one_equivalent_line(tmp_path: Path) -> None:
     path = tmp_path / "serve.py"
     path.write_text(
         "import torch\n\n\ndef make():\n    model = torch.nn.Linear(2, 2)\n"

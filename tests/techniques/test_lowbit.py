@@ -1,4 +1,4 @@
-"""lowbit: predictions from fitted costs, real modules put in, refusals that say why."""
+"""lowbit: predictions from fitted costs, real modules, and refusals with reasons."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tiny_models import record
 
 
 class Net(nn.Module):
-    """A norm and ReLUs behind convolutions, a depthwise convolution, a residual sum, a head."""
+    """A norm and ReLUs after convolutions, a depthwise convolution, a residual sum, a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Machine:
             layer = LayerShape(image, n, kernel, stride, padding, depthwise=depthwise)
             nanoseconds = self.time(layer, wbits, abits)
         if call.name == "aten::sum":
-            nanoseconds = 1.0  # as good as no limit
+            nanoseconds = 1.0  # effectively no limit
         return Answer(nanoseconds, 0.01, Provenance.MICROBENCHMARK)
 
     def ratio(self, old: Call, new: Call) -> Ratio:
@@ -103,14 +103,14 @@ def predicted(graph: Graph, machine: Machine, technique: LowBit | None = None) -
 EVEN = {(3, 3): 0.01, (8, 8): 0.01}
 
 
-def test_layers_take_what_the_model_says_and_what_follows_is_gone(
+def test_layers_take_the_modelled_time_and_fused_successors_disappear(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, machine = graph_of(net), Machine(EVEN)
     requested: list[float] = []
-    monkeypatch.setattr(lowbit_technique, "come_from_memory", requested.append)
+    monkeypatch.setattr(lowbit_technique, "exceed_cache", requested.append)
     edited = predicted(graph, machine)
-    # Of the weights by their bits: stem, head and each channel's in eight, others in three.
+    # Weights by their bits: stem, head and depthwise layers in eight, others in three.
     assert requested == [8 * 27 + 4 * 8 + 8 * 9 + 8 * 72 * 3 / 8]
     edited.check()
     names = [edited.string(int(name)) for name in edited.tasks.name]
@@ -131,24 +131,24 @@ def test_layers_take_what_the_model_says_and_what_follows_is_gone(
     assert re.search(r"\b4\b.*\bw3a3\b.*\b1\.0x\b.*\b8 bits", edited.edits[-1].what)
 
 
-def test_it_says_where_few_bits_are_faster_or_slower() -> None:
+def test_it_reports_where_few_bits_are_faster_or_slower() -> None:
     graph = graph_of(net)
     faster = predicted(graph, Machine({(3, 3): 0.001, (8, 8): 0.5}))
     assert re.search(r"; [1-9]\d*\.\dx .*8 bits", faster.edits[-1].what)
     slower = predicted(graph, Machine({(3, 3): 1.0, (8, 8): 0.01}))
-    assert "stay with w8a8" in slower.edits[-1].what
+    assert "use w8a8" in slower.edits[-1].what
 
 
 @pytest.mark.parametrize(
     ("bits", "costs", "torch_ns", "words"),
     [
         # Torch's own int8 is faster than ours in any bits.
-        ("w3a3", EVEN, 1.0, ("torch's own int8", "cheaper choice", "no training", "OpenVINO")),
-        ("w8a8", EVEN, 1.0, ("torch's own int8", "cheaper choice", "OpenVINO")),
+        ("w3a3", EVEN, 1.0, ("torch's int8", "cheaper choice", "no training", "OpenVINO")),
+        ("w8a8", EVEN, 1.0, ("torch's int8", "cheaper choice", "OpenVINO")),
         # Our eight bits are as fast, and torch's slower or unknown.
-        ("w3a3", EVEN, 1e6, ("as fast", "lowbit:w8a8", "cheaper choice", "torch's own int8")),
+        ("w3a3", EVEN, 1e6, ("as fast", "lowbit:w8a8", "cheaper choice", "torch's int8")),
         ("w3a3", EVEN, None, ("as fast", "lowbit:w8a8", "cheaper choice")),
-        # Three bits pay.
+        # Three bits are worth it.
         ("w3a3", {(3, 3): 0.01, (8, 8): 50.0}, 1e9, ("8 bits are slower", "lowbit:w8a8")),
     ],
 )
@@ -168,7 +168,7 @@ def test_eight_bits_that_are_not_faster_are_not_recommended() -> None:
     assert predicted(graph_of(net), Machine(EVEN), LowBit("w8a8")).edits[-1].note == ""
 
 
-def test_torchs_own_int8_takes_grouped_convolutions_sums_and_maxima_along() -> None:
+def test_torchs_own_int8_includes_grouped_convolutions_sums_and_maxima() -> None:
     graph = graph_of(net)
     theirs = TorchInt8.of(graph, LowBit().sites(graph), ModuleSelection())
     layers = [call.arguments for call in theirs.calls.values()]
@@ -180,7 +180,7 @@ def test_torchs_own_int8_takes_grouped_convolutions_sums_and_maxima_along() -> N
         ("torch int8", (2, 8, 8, 8), (8, 1, 3, 3), (*once, 8), False),
         ("torch int8", (2, 8), (4, 8), None, False),
     ]
-    # Four layers of 10 us; without norms and ReLUs, with a sum and a mean as they were.
+    # Four layers of 10 us; without norms and ReLUs, with an unchanged sum and mean.
     step = theirs.step_ns(graph, Machine(EVEN, 1e4), 1.0)  # type: ignore[arg-type]
     rest = [
         float(graph.tasks.duration_ns[t] + graph.tasks.gap_ns[t])
@@ -191,7 +191,7 @@ def test_torchs_own_int8_takes_grouped_convolutions_sums_and_maxima_along() -> N
     assert theirs.step_ns(graph, Machine(EVEN), 1.0) is None  # type: ignore[arg-type]
 
 
-def test_what_torchs_own_int8_takes_is_measured(require: Any) -> None:
+def test_the_time_of_torchs_own_int8_is_measured(require: Any) -> None:
     engines = torch.backends.quantized.supported_engines
     require("native", "x86" in engines, "this torch has no engine x86")
     window = ((2, 2), (1, 1), (1, 1), 4)
@@ -211,7 +211,7 @@ def test_what_torchs_own_int8_takes_is_measured(require: Any) -> None:
 
 
 class Sums(nn.Module):
-    """A block with a sum behind a stem; then branches, a maximum over windows, a head."""
+    """A block with a sum after a stem; then branches, a maximum over windows, a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,10 +231,10 @@ def sums() -> Any:
     return Sums().eval(), torch.randn(2, 3, 16, 16)
 
 
-def test_it_foresees_what_is_handed_over_as_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_predicts_which_outputs_are_passed_as_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     from slipstream.techniques.lowbit.qat import quantise_model
 
-    monkeypatch.setattr(cost, "LEAST_SUM", 1)
+    monkeypatch.setattr(cost, "MIN_SUM_ELEMS", 1)
 
     graph, machine = graph_of(sums), Machine(EVEN)
     edited = predicted(graph, machine)
@@ -244,11 +244,11 @@ def test_it_foresees_what_is_handed_over_as_codes(monkeypatch: pytest.MonkeyPatc
         ("planes", "floats"), ("floats", "codes"), ("codes", "sum"), ("codes", "codes"),
         ("codes", "codes"), "concat", "pool", ("codes", "floats"), ("floats", "floats"),
     ]  # fmt: skip
-    # The stem's maximum is of floats that lie otherwise now; the block's sum is gone.
+    # The stem's maximum is of floats in another layout now; the block's sum is gone.
     names = [edited.string(int(name)) for name in edited.tasks.name]
     assert sum("max_pool" in name for name in names) == 2
     assert not any("add" in name and "mm" not in name for name in names)
-    # So it is with the model itself.
+    # The model itself does the same.
     model, x = sums()
     quantise_model(model, [x], wbits=3, abits=3)
     handed = [
@@ -281,7 +281,7 @@ def mobile() -> Any:
 
 
 @pytest.mark.parametrize("bits", ["w8a8", "w3a3"])
-def test_what_tensors_take_is_foreseen(bits: str) -> None:
+def test_tensor_memory_is_predicted(bits: str) -> None:
     graph, technique = graph_of(mobile), LowBit(bits)
     edited = predicted(graph, Machine(EVEN), technique)
     edited.check()
@@ -289,18 +289,18 @@ def test_what_tensors_take_is_foreseen(bits: str) -> None:
         replay(step).peak_bytes
         for step in (graph, edited, record(build(mobile, technique), steps=2))
     )
-    # The expanded image in float32, twice, against one byte a number.
+    # The expanded image in float32, twice, against one byte per value.
     assert then < 0.4 * now
     assert then == pytest.approx(real, rel=0.1)
 
 
-def test_what_it_asks_is_what_it_looks_up() -> None:
+def test_every_lookup_was_requested() -> None:
     graph, machine = graph_of(net), Machine(EVEN, 1e6)
     predicted(graph, machine)
     assert machine.asked == {call.key for call in LowBit().required_timings(graph)}
 
 
-def test_without_answers_nothing_is_claimed() -> None:
+def test_without_timings_no_claim_is_made() -> None:
     class Nothing(Machine):
         def lookup(self, call: Call) -> Answer | None:
             return None
@@ -329,7 +329,7 @@ def test_the_model_recovers_a_law_it_can_express(layer: LayerShape) -> None:
         assert costs.nanoseconds(layer) == pytest.approx(machine.time(layer, *bits), rel=0.02)
 
 
-def test_what_lies_around_products_is_timed_once_for_all_bits() -> None:
+def test_operations_around_matmuls_are_timed_once_for_all_bits() -> None:
     three, two = ({call.key for call in required_timings(*bits)} for bits in ((3, 3), (2, 2)))
     assert len(two - three) == len(cost.PRODUCTS)
     assert {call.key for call in required_timings(8, 8)} < three
@@ -343,14 +343,14 @@ def test_memory_bounds_layers_of_few_rows() -> None:
     constants = [[0.0] * (len(layer.features()) - 1) + [1e-9] for layer in (few, many)]
     costs = Costs(tuple(constants[0]), tuple(constants[1]), (), 10.0, 0.1, 3)
     assert costs.nanoseconds(few) == pytest.approx(8192 * 8192 * 3 / 8 / 10)
-    # As many rows as the same weights must serve cost no further bytes.
+    # Up to the number of rows that the same weights serve, further rows cost no bytes.
     assert costs.nanoseconds(many) == pytest.approx(8192 * 8192 * 3 / 8 / 10)
     # Fewer weights stay in a cache, unless there are others.
     small = linear(1, 1024, 1024)
     assert costs.nanoseconds(small) < costs.nanoseconds(small, cold=True)
 
 
-def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_summary_of_predictions_uses_recorded_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         bench_predictions, "unseen_layers",
         lambda count: [(linear(1 + i, 8, 8), (3, 3)) for i in range(count)],
@@ -366,12 +366,12 @@ def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.Mo
             "%",
             "",
             (None, False, *[True] * 28)[i],
-            # Of torch's own only some cases were run beside.
+            # Torch's own was measured for some cases only.
             data={"right of torch": (None, False, True)[i]} if i < 3 else {},
         )
         for i, (name, error) in enumerate(zip(names, errors, strict=True))
     }
-    # Nothing is measured that is not asked for.
+    # Only requested cases are measured.
     options = BenchOptions(full=True, only="predictions: speed-up", recorded=cases)
     (error,) = bench_predictions.bars(options)
     assert (error.value, error.n, error.holds) == (10.5, 30, True)
@@ -384,7 +384,7 @@ def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.Mo
     assert re.search(r"\b29\b.*\b30\b", open_.detail)
 
 
-def test_its_questions_can_be_answered() -> None:
+def test_its_requested_calls_can_be_timed() -> None:
     training = LowBit(train=True).required_timings(graph_of(mlp))[-2:]
     layers, depthwise = required_timings(3, 3), required_timings(3, 3, depthwise=True)[-4:-1]
     calls = [*layers[:2], layers[-6], *depthwise, *training]
@@ -394,7 +394,7 @@ def test_its_questions_can_be_answered() -> None:
     assert "error" in unknown[0]
 
 
-def test_real_layers_are_put_in() -> None:
+def test_real_layers_are_inserted() -> None:
     plain, made = build(net), build(net, LowBit("w8a8"))
     assert isinstance(made.model.stem, LowBitConv2d)
     assert isinstance(made.model.head, LowBitLinear)
@@ -409,7 +409,7 @@ def test_real_layers_are_put_in() -> None:
     assert type(few.model.stem) is nn.Conv2d
 
 
-def test_training_is_prepared_when_asked_for() -> None:
+def test_training_is_prepared_on_request() -> None:
     assert "train=yes" in str(LowBit().why_not(graph_of(images)))
     with pytest.raises(WorkloadError, match="the step trains"):
         build(images, LowBit())
@@ -435,7 +435,7 @@ class _Rounding(Machine):
         return Answer(1000.0, 0.01, Provenance.MICROBENCHMARK)
 
 
-def test_refusals_say_why() -> None:
+def test_refusals_have_reasons() -> None:
     class Own(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.relu(x)
@@ -472,7 +472,7 @@ def test_grammar_and_quality() -> None:
     assert LowBit("w8a8").quality().kind is QualityKind.ROUNDING
 
 
-def test_the_edit_of_the_source_does_the_same(tmp_path: Path) -> None:
+def test_the_source_edit_is_equivalent(tmp_path: Path) -> None:
     script = tmp_path / "infer.py"
     script.write_text(
         "import torch\nfrom torch import nn\n\n\ndef make():\n"

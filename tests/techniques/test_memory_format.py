@@ -1,4 +1,4 @@
-"""channels_last: the plan's calls are those of a real channels-last step."""
+"""channels_last: the planned calls equal those of a real channels-last step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.techniques.memory_format import ChannelsLast, _plan
 def convolutions(
     graph: Graph, changed: dict[int, object] | None = None
 ) -> Counter[tuple[object, ...]]:
-    """Strides of image and weight of every convolution, forward and backward."""
+    """Return strides of image and weight of every convolution, forward and backward."""
     found: Counter[tuple[object, ...]] = Counter()
     for t, call_index in enumerate(graph.tasks.call):
         call = graph.calls[call_index]
@@ -40,7 +40,7 @@ def test_the_plan_agrees_with_a_real_channels_last_step() -> None:
     assert convolutions(graph, calls) == convolutions(graph_of(converted))
 
 
-def test_real_steps_give_the_same_losses() -> None:
+def test_real_steps_give_equal_losses() -> None:
     plain, converted = build(images), build(images, ChannelsLast())
     for _ in range(3):
         torch.testing.assert_close(plain.step(), converted.step(), rtol=1e-4, atol=1e-5)
@@ -52,5 +52,5 @@ def test_the_batch_and_the_weights_are_converted() -> None:
     assert built.model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_model_without_images_is_told_so() -> None:
+def test_a_model_without_images_has_a_reason() -> None:
     assert "convolution" in str(ChannelsLast().why_not(graph_of(mlp)))

@@ -1,4 +1,4 @@
-"""``amp``: what it does to a model, and how it predicts."""
+"""``amp``: its effect on a model, and its predictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tiny_models import captured, parts, workload
 
 
 class Table(KnownDurations):
-    """Durations by rule: nanoseconds for a call, or None when it is not known."""
+    """Durations by rule: nanoseconds for a call, or None if unknown."""
 
     def __init__(self, full_ns: float | None, low_ns: float | None, cast_ns: float | None) -> None:
         self.full_ns, self.low_ns, self.cast_ns = full_ns, low_ns, cast_ns
@@ -46,7 +46,7 @@ def predicted(graph: Graph, table: Any) -> Graph:
 
 
 def work_ns(graph: Graph) -> float:
-    """A step's tasks, without what lies between them."""
+    """Return a step's tasks, without the gaps between them."""
     return float(graph.tasks.duration_ns.sum())
 
 
@@ -62,7 +62,7 @@ def test_outputs_are_float32_and_close(name: str, bf16_lstm: Callable[[str], Non
         expected, found = plain.model(inputs), amp.model(inputs)
     assert found.dtype == torch.float32
     assert not torch.equal(found, expected)
-    # bfloat16 keeps 8 bits; the error of a sum grows with the depth, not its length.
+    # bfloat16 has 8 bits; the error of a sum grows with the depth, not its length.
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
 
 
@@ -77,7 +77,7 @@ def test_a_step_has_a_close_loss_and_close_float32_gradients(
     assert found == pytest.approx(float(expected), rel=0.02)
     ours, theirs = ([p.grad for p in workload.model.parameters()] for workload in (amp, plain))
     assert {grad.dtype for grad in ours} == {torch.float32}
-    # Of the whole gradient: a bias in front of a batch norm has none but rounding.
+    # Of the whole gradient: a bias before a batch norm has only rounding errors.
     difference = [own - yours for own, yours in zip(ours, theirs, strict=True)]
     assert norm(difference) < 0.05 * norm(theirs)
 
@@ -86,7 +86,7 @@ def norm(tensors: list[torch.Tensor]) -> float:
     return float(torch.cat([tensor.flatten() for tensor in tensors]).norm())
 
 
-def test_applying_touches_no_parameter() -> None:
+def test_applying_changes_no_parameter() -> None:
     built = workload("transformer").build()
     before = copy.deepcopy(built.model.state_dict())
     Amp().apply(built)
@@ -102,7 +102,7 @@ def test_autocast_ends_with_the_forward_pass() -> None:
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
-def test_outputs_in_containers_and_of_other_kinds_come_through() -> None:
+def test_outputs_in_containers_and_of_other_types_pass_through() -> None:
     class Several(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -133,7 +133,7 @@ def test_a_changed_operator_is_scaled_by_the_ratio() -> None:
     assert work_ns(after) == pytest.approx(work_ns(graph) - saved, rel=1e-6)
 
 
-def test_what_a_kernel_in_16_bits_returns_and_needs_is_what_was_measured() -> None:
+def test_output_and_workspace_of_a_16_bit_kernel_are_measured() -> None:
     class Measured(Table):
         def lookup(self, call: Call) -> Answer | None:
             answer = super().lookup(call)
@@ -153,7 +153,7 @@ def test_what_a_kernel_in_16_bits_returns_and_needs_is_what_was_measured() -> No
 def test_every_cast_costs_its_time() -> None:
     graph = captured("mlp")
     found = plan(graph, "bfloat16")
-    # Benchmarks that run at the step's own pace: together they take what the tasks take.
+    # Benchmarks at the step's own pace: their sum equals that of the tasks.
     mean_ns = float(np.mean([graph.tasks.duration_ns[t] for t in found.changed]))
     after = predicted(graph, Table(mean_ns, mean_ns, 5000.0))
     casts = len(found.casts)
@@ -161,7 +161,7 @@ def test_every_cast_costs_its_time() -> None:
     assert work_ns(after) == pytest.approx(work_ns(graph) + 5000 * casts, rel=1e-6)
 
 
-def test_a_cast_also_costs_the_way_from_one_operator_to_the_next() -> None:
+def test_a_cast_also_costs_the_gap_between_operators() -> None:
     graph = captured("mlp")
     after = predicted(graph, Table(1.0, 1.0, 1.0))
     new = [t for t in range(len(after)) if after.string(after.tasks.name[t]) == "aten::_to_copy"]
@@ -170,11 +170,11 @@ def test_a_cast_also_costs_the_way_from_one_operator_to_the_next() -> None:
     for phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
         theirs = graph.tasks.gap_ns[graph.tasks.phase == phase]
         (ours,) = set(gaps[after.tasks.phase[new] == phase])
-        # Within an operator there is next to no way; the longest ones are rare.
+        # Gaps within an operator are nearly zero; the longest ones are rare.
         assert np.median(theirs) <= ours <= np.percentile(theirs, 90)
 
 
-def test_casts_keep_the_steps_pace_not_the_benchmarks() -> None:
+def test_casts_follow_the_pace_of_the_step_and_not_of_benchmarks() -> None:
     """On a machine whose benchmarks ran at half its speed the prediction is the same."""
     graph = captured("mlp")
     full, half = Table(1000.0, 600.0, 300.0), Table(2000.0, 1200.0, 600.0)
@@ -182,7 +182,7 @@ def test_casts_keep_the_steps_pace_not_the_benchmarks() -> None:
     assert steps[0] == pytest.approx(steps[1], rel=1e-6)
 
 
-def test_a_cast_stands_where_it_is_needed() -> None:
+def test_a_cast_is_placed_where_it_is_needed() -> None:
     after = predicted(captured("mlp inference"), Table(1.0, 1.0, 1.0))
     names = [after.string(name) for name in after.tasks.name]
     work = [name for name in names if name not in ("step", "aten::t")]
@@ -195,7 +195,7 @@ def test_a_cast_stands_where_it_is_needed() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_not_known_keeps_its_time_and_is_called_assumed() -> None:
+def test_an_unknown_call_keeps_its_time_and_is_marked_assumed() -> None:
     graph = captured("mlp")
     found = plan(graph, "bfloat16")
     after = predicted(graph, Table(None, None, 100.0))
@@ -212,7 +212,7 @@ def test_an_unknown_cast_takes_the_time_of_its_bytes() -> None:
     assert replay(after).step_ns > replay(graph).step_ns
 
 
-def test_a_prediction_leaves_the_graph_and_notes_the_edit() -> None:
+def test_a_prediction_preserves_the_graph_and_notes_the_edit() -> None:
     graph = captured("mlp")
     before = graph.tasks.duration_ns.copy()
     after = predicted(graph, Table(1.0, 2.0, 3.0))
@@ -223,7 +223,7 @@ def test_a_prediction_leaves_the_graph_and_notes_the_edit() -> None:
     after.check()
 
 
-def test_its_questions_are_all_it_looks_up() -> None:
+def test_every_lookup_was_requested() -> None:
     graph = captured("transformer")
     requested = {call.key for call in Amp().required_timings(graph)}
     looked_up: set[str] = set()
@@ -237,12 +237,12 @@ def test_its_questions_are_all_it_looks_up() -> None:
     assert looked_up == requested
 
 
-def test_why_not_is_none_where_it_applies() -> None:
+def test_why_not_is_none_if_it_applies() -> None:
     assert Amp().why_not(captured("mlp")) is None
 
 
 @pytest.mark.parametrize("supported", [True, False])
-def test_why_not_of_an_lstm_is_up_to_the_processor(
+def test_why_not_of_an_lstm_depends_on_the_cpu(
     supported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "onednn_has_bf16", lambda: supported)
@@ -251,16 +251,16 @@ def test_why_not_of_an_lstm_is_up_to_the_processor(
     assert Amp().why_not(captured("conv")) is None
 
 
-def test_fp16_says_what_to_use() -> None:
+def test_fp16_recommends_bf16() -> None:
     assert "amp:bf16" in str(Amp("fp16").why_not(captured("mlp")))
 
 
-def test_a_step_already_in_16_bits_says_so() -> None:
+def test_a_step_already_in_16_bits_reports_it() -> None:
     already = profile(workload("mlp").with_technique(Amp()), warmup=1, steps=3, threads=1)
     assert "already" in str(Amp().why_not(already))
 
 
-def test_a_hidden_model_says_so() -> None:
+def test_a_hidden_model_has_a_reason() -> None:
     model, batch, _, _ = parts("mlp")
 
     def step() -> None:
@@ -270,7 +270,7 @@ def test_a_hidden_model_says_so() -> None:
     assert "hides its model" in str(Amp().why_not(graph))
 
 
-def test_nothing_to_lower_says_so() -> None:
+def test_a_step_without_operators_to_lower_has_a_reason() -> None:
     graph = profile(Workload.of(nn.ReLU(), torch.randn(9)), warmup=1, steps=3, threads=1)
     assert "no operator" in str(Amp().why_not(graph))
 

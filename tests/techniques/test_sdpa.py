@@ -1,4 +1,4 @@
-"""sdpa: the pattern is found in real steps, replaced in real models, and refused with reasons."""
+"""sdpa: the pattern is found in real steps, replaced in real models, or refused with reasons."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Attention(nn.Module):
 
 
 class Fused(Attention):
-    """The same, as it should be written."""
+    """The recommended form of the same."""
 
     def mixed(self, q: Any, k: Any, v: Any, t: Any) -> Any:
         return scaled_dot_product_attention(q, k, v, attn_mask=self.mask[:t, :t] != 0)
 
 
 class Shown(Attention):
-    """Keeps its weights for others to look at."""
+    """Stores its weights for others to read."""
 
     def mixed(self, q: Any, k: Any, v: Any, t: Any) -> Any:
         weights = (q @ k.transpose(-2, -1)).softmax(-1)
@@ -77,7 +77,7 @@ class Biased(Attention):
 
 
 class Averaging(nn.Module):
-    """Torch's own attention, asked for weights that nobody reads."""
+    """Torch's own attention, with returned weights that are never read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def language_model(make: Callable[[], nn.Module], trained: bool = True) -> Any:
     return model, (tokens, targets), cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_a_script_whose_loop_computes_the_loss_is_checked_by_the_models_output() -> None:
+def test_a_script_with_its_loss_in_the_loop_is_checked_by_the_models_output() -> None:
     model, (tokens, _), _, optimizer = language_model(Attention)
     built = BuiltWorkload(model, batch=(tokens,), optimizer=optimizer, samples=BATCH)
     before = model.eval()(tokens)
@@ -141,7 +141,7 @@ def averaging() -> Any:
 
 
 class Table(KnownDurations):
-    """Micro-benchmarks that take as long as told: the fused calls less than the others."""
+    """Micro-benchmarks with set times: fused calls take less than others."""
 
     def __init__(self, fused_ns: float | None = 100.0) -> None:
         self._fused_ns = fused_ns
@@ -158,7 +158,7 @@ def predicted(graph: Graph, table: Table) -> Graph:
 
 
 def names(graph: Graph, phase: StepPhase) -> list[str]:
-    """Operators that are no views, whichever way the fused call is recorded."""
+    """Return operators that are not views, with the fused call in either recorded form."""
     return [
         graph.string(int(graph.tasks.name[t]))
         for t in range(len(graph))
@@ -180,8 +180,8 @@ def test_every_attention_is_found(make: Callable[[], Any]) -> None:
     )
 
 
-def test_the_fused_call_is_the_one_a_rewritten_model_makes() -> None:
-    """Shapes and strides of queries, keys, values and the output, against a real fused step."""
+def test_the_fused_call_equals_that_of_a_rewritten_model() -> None:
+    """Shapes and strides of queries, keys, values and output, against a real fused step."""
     ours = matches(graph_of(written_out), attentions)
     real = [
         call
@@ -201,18 +201,18 @@ def test_the_fused_call_is_the_one_a_rewritten_model_makes() -> None:
     } == expected
 
 
-def test_nothing_of_the_pattern_is_left() -> None:
+def test_the_pattern_is_removed_completely() -> None:
     for make, fused_one in ((written_out, fused), (written_out_inference, fused_inference)):
         ours, real = predicted(graph_of(make), Table()), graph_of(fused_one)
         ours.check()
         for phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
             for name in ("aten::_softmax", "aten::bmm", "aten::_softmax_backward_data"):
                 assert names(ours, phase).count(name) == names(real, phase).count(name) == 0
-        # What a mask costs before the call differs: the fused one was written by hand.
+        # Except for the mask before the call: the fused one was written by hand.
         assert abs(len(names(ours, StepPhase.BACKWARD)) - len(names(real, StepPhase.BACKWARD))) <= 2
 
 
-def test_the_predicted_step_keeps_no_matrix_of_scores() -> None:
+def test_the_predicted_step_saves_no_matrix_of_scores() -> None:
     graph = graph_of(written_out)
     size = BATCH * HEADS * LENGTH * LENGTH * 4
     before = int((graph.memory.nbytes == size).sum())
@@ -221,7 +221,7 @@ def test_the_predicted_step_keeps_no_matrix_of_scores() -> None:
     assert after < before
 
 
-def test_a_faster_kernel_is_a_faster_step_and_none_is_assumed() -> None:
+def test_a_faster_kernel_gives_a_faster_step_and_none_is_assumed() -> None:
     graph = graph_of(written_out)
     fast, slow = predicted(graph, Table(100.0)), predicted(graph, Table(1e6))
     assert fast.tasks.duration_ns.sum() < slow.tasks.duration_ns.sum()
@@ -229,7 +229,7 @@ def test_a_faster_kernel_is_a_faster_step_and_none_is_assumed() -> None:
     assert unknown.tasks.spread.max() >= 0.5
 
 
-def test_its_questions_are_all_it_looks_up_and_can_be_measured() -> None:
+def test_every_lookup_was_requested_and_can_be_measured() -> None:
     graph, table = graph_of(written_out), Table()
     predicted(graph, table)
     calls = Sdpa().required_timings(graph)
@@ -239,8 +239,8 @@ def test_its_questions_are_all_it_looks_up_and_can_be_measured() -> None:
 
 
 @pytest.mark.parametrize("make", [written_out, averaging, dropping_out, biased])
-def test_a_real_model_trains_the_same(make: Callable[[], Any]) -> None:
-    """Dropout included: both ways draw the same random numbers."""
+def test_a_real_model_trains_equally(make: Callable[[], Any]) -> None:
+    """Including dropout: both draw the same random numbers."""
     losses = []
     for techniques in ((), (Sdpa(),)):
         built = build(make, *techniques)
@@ -259,7 +259,7 @@ def test_a_real_model_runs_the_fused_kernel() -> None:
     assert "already" in str(Sdpa().why_not(graph_of(converted)))
 
 
-def test_one_module_alone_is_fused() -> None:
+def test_a_single_module_can_be_fused() -> None:
     """Predicted and applied: the second of two that write attention out."""
     graph, second = graph_of(written_out), Sdpa(only="2")
     assert second.why_not(graph) is None
@@ -290,12 +290,12 @@ def test_parameters_and_names_stay() -> None:
         (biased, "learned"),
     ],
 )
-def test_it_says_why_not(make: Callable[[], Any], reason: str) -> None:
+def test_an_inapplicable_step_has_a_reason(make: Callable[[], Any], reason: str) -> None:
     assert reason in str(Sdpa().why_not(graph_of(make)))
 
 
 @pytest.mark.parametrize(("make", "reason"), [(mlp, "no attention"), (fused, "already")])
-def test_apply_says_the_same(make: Callable[[], Any], reason: str) -> None:
+def test_apply_gives_the_same_reason(make: Callable[[], Any], reason: str) -> None:
     why = str(Sdpa().why_not(graph_of(make)))
     assert reason in why
     with pytest.raises(WorkloadError, match="does not apply") as caught:
@@ -305,7 +305,7 @@ def test_apply_says_the_same(make: Callable[[], Any], reason: str) -> None:
 
 @pytest.mark.parametrize("wrap", [dict, lambda **parts: SimpleNamespace(**parts)])
 def test_a_model_that_returns_an_object_is_checked(wrap: Callable[..., Any]) -> None:
-    """Its tensors are attributes or values; without looking there, nothing could be compared."""
+    """Its tensors are attributes or values, which have to be found for a comparison."""
 
     class Wrapped(nn.Module):
         def __init__(self) -> None:
@@ -320,14 +320,14 @@ def test_a_model_that_returns_an_object_is_checked(wrap: Callable[..., Any]) -> 
     assert "forward" in vars(built.model.attention)
 
 
-def test_what_cannot_be_rewritten_says_what_to_write() -> None:
+def test_a_model_that_cannot_be_rewritten_gets_lines_to_write() -> None:
     with pytest.raises(WorkloadError, match="could be rewritten") as caught:
         build(shown, Sdpa())
     assert "used elsewhere" in str(caught.value.where)
     assert "F.scaled_dot_product_attention" in str(caught.value.remedy)
 
 
-def test_weights_that_are_read_are_given_back() -> None:
+def test_weights_that_are_read_are_restored() -> None:
     """Without its weights the model fails or computes something else; then nothing is changed."""
 
     class Reads(Averaging):
@@ -341,8 +341,8 @@ def test_weights_that_are_read_are_given_back() -> None:
     assert "forward" not in vars(model[0].attention)
 
 
-def test_a_model_with_a_switch_of_its_own_uses_it() -> None:
-    """A stand-in with the two attributes Hugging Face models have; the library is not needed."""
+def test_a_models_own_switch_is_used() -> None:
+    """A fake with the two attributes of Hugging Face models, without the library."""
 
     class Switched(nn.Module):
         def __init__(self) -> None:
@@ -363,11 +363,11 @@ def test_a_model_with_a_switch_of_its_own_uses_it() -> None:
     assert "forward" not in vars(built.model.plain)
 
 
-def test_it_rounds() -> None:
+def test_it_changes_rounding() -> None:
     assert Sdpa().quality().kind is QualityKind.ROUNDING
 
 
-def test_its_code_is_a_line_to_write_by_hand() -> None:
+def test_its_edit_is_a_line_to_write_by_hand() -> None:
     change = Sdpa().code(Workload.of(nn.Linear(2, 2), torch.ones(1, 2)))
     assert change is not None
     assert change.diff == ""
@@ -375,7 +375,7 @@ def test_its_code_is_a_line_to_write_by_hand() -> None:
 
 
 def bf16_attention(graph: Graph) -> list[Call]:
-    """Calls of attention, forward and backward, that take bfloat16."""
+    """Return calls of attention, forward and backward, that take bfloat16."""
     return [
         graph.calls[number]
         for number in graph.tasks.call
@@ -412,20 +412,20 @@ def test_amp_after_it_computes_attention_in_bfloat16(
         widths = {spec.dtype for spec in call.inputs[:3]}
         assert widths == {"bfloat16"}
         assert call.outputs[0].dtype == "bfloat16"
-        assert call.key in table.looked  # it is priced as what it has become
+        assert call.key in table.looked  # its price is that of the new call
     assert casts(after) == pytest.approx(casts(real), abs=3)
     timed = run([call.to_json() for call in found], threads=1)
     assert [timing.get("error") for timing in timed] == [None] * len(found)
 
 
-def test_the_fused_call_has_the_storages_of_what_it_replaces() -> None:
+def test_the_fused_call_has_the_storages_of_the_replaced_ones() -> None:
     graph = graph_of(written_out)
     after = predicted(graph, Table())
     flow = Flow(after)
     (first, _) = [
         t for t in range(len(after)) if names_of(after, t) == "aten::scaled_dot_product_attention"
     ]
-    # Queries, keys and values are parts of what one linear layer made.
+    # Queries, keys and values are views of the output of one linear layer.
     makers = {names_of(after, t) for t in flow.makers[first][:3]}
     assert makers == {"aten::addmm"}
     assert [names_of(after, t) for t in flow.readers[first]]
@@ -438,8 +438,8 @@ def names_of(graph: Graph, task: int) -> str:
     return graph.string(int(graph.tasks.name[task]))
 
 
-def test_the_fused_call_saves_what_it_was_called_with() -> None:
-    """Views of all three projections, where products had saved copies of their own."""
+def test_the_fused_call_saves_its_arguments() -> None:
+    """Views of all three projections, of which matmuls had saved separate copies."""
     size = BATCH * LENGTH * 3 * WIDTH * 4
 
     def saved(graph: Graph) -> int:

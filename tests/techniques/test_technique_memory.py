@@ -1,4 +1,4 @@
-"""Predicted peaks against those of the really transformed steps."""
+"""Predicted peaks against those of really transformed steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def deep() -> Any:
 
 
 def attention() -> Any:
-    """With dropout, so composed of products; one saves a view of what all projections lie in."""
+    """With dropout, so built from matmuls; one saves a view of the output of all projections."""
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
@@ -66,7 +66,7 @@ def rmsprop() -> Any:
 
 
 def rebuilding() -> Any:
-    """Inputs that are their own targets; the loss lies in a storage as large as they are."""
+    """Inputs that are also targets; the loss is in a storage of their size."""
     model = nn.Sequential(nn.Linear(640, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 640))
     batch = torch.randn(256, 640)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -91,7 +91,9 @@ def real(make: Any, text: str) -> Graph:
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_the_predicted_peak_is_that_of_the_real_step(make: Any, text: str, tmp_path: Path) -> None:
+def test_the_predicted_peak_equals_that_of_the_real_step(
+    make: Any, text: str, tmp_path: Path
+) -> None:
     (technique,) = parse(text)
     graph = graph_of(make)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
@@ -102,7 +104,7 @@ def test_the_predicted_peak_is_that_of_the_real_step(make: Any, text: str, tmp_p
     assert peak == pytest.approx(replay(real(make, text)).peak_bytes, rel=0.05)
 
 
-def test_until_it_is_measured_a_foreach_update_needs_the_parameters_once_more(
+def test_an_unmeasured_foreach_update_needs_the_size_of_the_parameters(
     tmp_path: Path,
 ) -> None:
     (technique,) = parse("fused_optimizer:foreach")
@@ -116,7 +118,7 @@ def test_until_it_is_measured_a_foreach_update_needs_the_parameters_once_more(
 
 @pytest.mark.parametrize("make", [deep, images, attention])
 def test_autocast_saves_what_the_real_step_saves(make: Any, tmp_path: Path) -> None:
-    """Without workspaces: those of kernels in 16 bits are the processor's own affair."""
+    """Without workspaces, since those of 16-bit kernels depend on the CPU."""
     (technique,) = parse("amp:bf16")
     context = Context(Durations(threads=1, path=tmp_path / "durations.db"))
     predicted, truth = technique.predict(graph_of(make), context), real(make, "amp:bf16")
@@ -126,7 +128,7 @@ def test_autocast_saves_what_the_real_step_saves(make: Any, tmp_path: Path) -> N
 
 
 def saved(graph: Graph) -> int:
-    """Bytes from the forward pass that live when the backward pass begins."""
+    """Return bytes from the forward pass that are alive when the backward pass begins."""
     memory = graph.memory
     first = int((graph.tasks.phase == StepPhase.BACKWARD).argmax())
     made_before = (memory.producer >= 0) & (memory.producer < first)
@@ -140,7 +142,7 @@ def test_sixteen_bits_lower_the_peak(tmp_path: Path) -> None:
     assert replay(after).peak_bytes < 0.8 * replay(graph).peak_bytes
 
 
-def test_what_an_earlier_step_left_goes_with_the_first_batch(tmp_path: Path) -> None:
+def test_leftovers_of_an_earlier_step_are_freed_in_the_first_batch(tmp_path: Path) -> None:
     graph = graph_of(rebuilding)
     (technique,) = parse("accumulation:3")
     after = technique.predict(graph, Context(Durations(threads=1, path=tmp_path / "d.db")))
@@ -150,7 +152,7 @@ def test_what_an_earlier_step_left_goes_with_the_first_batch(tmp_path: Path) -> 
     assert (memory.release[left] < len(graph)).all()
 
 
-def test_gradients_stay_while_batches_are_accumulated(tmp_path: Path) -> None:
+def test_gradients_live_while_batches_are_accumulated(tmp_path: Path) -> None:
     graph = graph_of(wide)
     (technique,) = parse("accumulation:3")
     after = technique.predict(graph, Context(Durations(threads=1, path=tmp_path / "d.db")))
@@ -164,7 +166,7 @@ def test_gradients_stay_while_batches_are_accumulated(tmp_path: Path) -> None:
     assert added.sum() > (graph.memory.role == Role.GRADIENT).sum()
 
 
-def test_a_graph_without_memory_gets_none(tmp_path: Path) -> None:
+def test_a_graph_without_memory_stays_without(tmp_path: Path) -> None:
     bare = replace(graph_of(deep), memory=Allocations.none())
     context = Context(Durations(threads=1, path=tmp_path / "d.db"))
     for text in ("fused_optimizer:foreach", "accumulation:2", "amp:bf16", "checkpointing"):
@@ -174,7 +176,7 @@ def test_a_graph_without_memory_gets_none(tmp_path: Path) -> None:
 
 
 def steep() -> Any:
-    """Gradients of convolutions need much for a while: with AVX2 9.0 MB of NCHW, 6.4 of NHWC."""
+    """Gradients of convolutions need much temporarily: with AVX2 9.0 MB of NCHW, 6.4 of NHWC."""
     model = nn.Sequential(
         nn.Conv2d(3, 24, 3, stride=2, padding=1), nn.ReLU(),
         nn.Conv2d(24, 48, 3, stride=2, padding=1), nn.ReLU(),
@@ -184,7 +186,7 @@ def steep() -> Any:
     return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-2)
 
 
-def test_what_convolutions_need_in_the_other_format_is_told(tmp_path: Path) -> None:
+def test_workspace_of_convolutions_in_the_other_format_is_predicted(tmp_path: Path) -> None:
     (technique,) = parse("channels_last")
     graph = graph_of(steep)
     durations = Durations(threads=1, path=tmp_path / "durations.db")

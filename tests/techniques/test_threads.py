@@ -1,4 +1,4 @@
-"""threads: operators shrink by their own ratio, gaps stay, one clock for both sides."""
+"""threads: operators are scaled by their own ratio, gaps stay, both sides use one clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slipstream.workload import Workload
 
 
 class Known(Durations):
-    """Matrix products take a `factor`-th of the time on two threads, everything else as long."""
+    """Matmuls take a `factor`-th of the time on two threads, everything else as long."""
 
     def __init__(self, path: Path, factor: float = 1.6, spread: float = 0.01) -> None:
         super().__init__(1, path / "durations.db")
@@ -36,7 +36,7 @@ class Known(Durations):
         return Answer(1000.0 / gain, self.spread, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: object, *others: object, **how: object) -> None:
-        """Everything is known."""
+        """All durations are known."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def names(graph: Graph) -> list[str]:
     return [graph.string(int(name)) for name in graph.tasks.name]
 
 
-def test_operators_shrink_by_their_own_ratio_and_gaps_do_not(tmp_path: Path) -> None:
+def test_operators_scale_by_their_own_ratio_and_gaps_do_not(tmp_path: Path) -> None:
     graph = graph_of(mlp)
     after = Threads().predict(graph, Context(Known(tmp_path)))
     product = np.array([name.endswith("mm") for name in names(graph)])
@@ -66,13 +66,13 @@ def test_both_sides_are_timed_by_the_wall_clock(tmp_path: Path) -> None:
     assert {question.threads for question in calls} == {1, 2}
     assert all(question.wall for question in calls)
     assert set(durations.asked) == set(calls)
-    # Neighbours are measured in turns: each operator's two sides stand side by side.
+    # Neighbours are measured alternately: both sides of each operator are adjacent.
     assert all(
         question.call == other.call for question, other in zip(calls[::2], calls[1::2], strict=True)
     )
 
 
-def test_contention_widens_the_interval_as_a_whole(tmp_path: Path) -> None:
+def test_contention_widens_the_whole_interval(tmp_path: Path) -> None:
     calm, busy = (
         predict(graph_of(mlp), ["threads:2"], durations=Known(tmp_path, spread=spread))[0]
         for spread in (0.01, 0.4)
@@ -81,7 +81,7 @@ def test_contention_widens_the_interval_as_a_whole(tmp_path: Path) -> None:
     assert busy.high / busy.low > 1.3 * calm.high / calm.low
 
 
-def test_what_cannot_be_timed_keeps_its_time_and_says_so(tmp_path: Path) -> None:
+def test_a_call_that_cannot_be_timed_keeps_its_time_and_is_reported(tmp_path: Path) -> None:
     after = Threads(2).predict(graph_of(mlp), Context(Durations(1, tmp_path / "none.db")))
     np.testing.assert_array_equal(after.tasks.duration_ns, graph_of(mlp).tasks.duration_ns)
     assert after.edits[-1].what == "0 operators on 2 threads"
@@ -109,7 +109,7 @@ def test_applied_it_is_torchs_own_setting() -> None:
         torch.set_num_threads(before)
 
 
-def test_the_edit_of_the_source_says_the_same(tmp_path: Path) -> None:
+def test_the_source_edit_is_equivalent(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\n\nmodel = torch.nn.Linear(2, 2)\n")
     change = Threads(2).code(Workload.parse(str(script)))
@@ -117,8 +117,8 @@ def test_the_edit_of_the_source_says_the_same(tmp_path: Path) -> None:
     assert "+torch.set_num_threads(2)" in change.diff
 
 
-def test_the_name_says_how_many_threads_zero_stands_for() -> None:
-    # As many as there are cores; two here.
+def test_the_name_has_the_number_of_threads_that_zero_represents() -> None:
+    # The number of cores; two here.
     (parsed,) = technique.parse("threads:0")
     assert str(parsed) == "threads:2"
     assert technique.parse(str(parsed)) == technique.parse("threads:2")
