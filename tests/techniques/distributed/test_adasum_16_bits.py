@@ -1,4 +1,4 @@
-"""16-bit gradients: the numbers of widened rows, without the memory of widened rows."""
+"""16-bit gradients: the results of widened rows, without the memory of widened rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STARTS = np.array([0, 0, 1, 1000, exchange._WIDENED, exchange._WIDENED, LENGTH -
 
 
 class LargestWide(TorchDispatchMode):
-    """How many numbers the largest float32 tensor has that an operator makes."""
+    """Records the size of the largest float32 tensor that an operator returns."""
 
     numbers = 0
 
@@ -33,7 +33,7 @@ def rows(request: pytest.FixtureRequest) -> list[torch.Tensor]:
     return [torch.randn(LENGTH, generator=generator).to(request.param) for _ in range(3)]
 
 
-def test_products_are_those_of_widened_rows(rows: list[torch.Tensor]) -> None:
+def test_dot_products_equal_those_of_widened_rows(rows: list[torch.Tensor]) -> None:
     expected = kernels.products([row.float() for row in rows], STARTS)
     with LargestWide() as wide:
         found = exchange._products(rows, STARTS)
@@ -41,7 +41,7 @@ def test_products_are_those_of_widened_rows(rows: list[torch.Tensor]) -> None:
     assert 0 < wide.numbers <= exchange._WIDENED
 
 
-def test_sums_are_those_of_widened_rows_to_the_bit_in_a_row_itself(
+def test_in_place_sums_equal_those_of_widened_rows_bitwise(
     rows: list[torch.Tensor],
 ) -> None:
     weights = np.random.default_rng(0).normal(size=(len(STARTS) - 1, len(rows)))
@@ -53,7 +53,7 @@ def test_sums_are_those_of_widened_rows_to_the_bit_in_a_row_itself(
     assert 0 < wide.numbers <= exchange._WIDENED
 
 
-def test_blocks_hold_every_number_once_with_its_layer() -> None:
+def test_blocks_have_every_element_once_with_its_layer() -> None:
     layer_of = np.full(LENGTH, -1)
     for block, layers, inside in exchange._blocks(STARTS):
         assert inside[0] == 0

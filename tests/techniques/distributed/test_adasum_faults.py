@@ -1,4 +1,4 @@
-"""Adasum's hook and optimizer where something is wrong: named on all, or as without."""
+"""Failures of Adasum's hook and optimizer: named on all ranks, or as without Adasum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ torch.optim.SGD([torch.zeros(1)], 0.1)
 
 
 class Hollow(nn.Module):
-    """With a parameter of nothing, in a bucket of its own."""
+    """A model with an empty parameter in a separate bucket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def _flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def test_one_rank_alone_has_its_own_gradients() -> None:
+def test_a_single_rank_keeps_its_gradients() -> None:
     def work(rank: int) -> Any:
         plain, hooked = Hollow(), _hooked()
         plain.load_state_dict(hooked.module.state_dict())
@@ -71,7 +71,7 @@ def test_one_rank_alone_has_its_own_gradients() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-def test_a_gradient_that_is_not_finite_shows_on_all_ranks_and_the_next_is_sound(bad: float) -> None:
+def test_a_nonfinite_gradient_shows_on_all_ranks_and_the_next_is_finite(bad: float) -> None:
     def work(rank: int) -> Any:
         model = _hooked()
         found = []
@@ -102,7 +102,7 @@ def test_a_second_hook_is_refused() -> None:
 def test_a_rank_that_ends_or_hangs_is_named_by_backward(ending: str) -> None:
     def work(rank: int) -> Any:
         model = _hooked(timeout_s=10.0, patience_s=2.0)
-        for step in range(2):  # between them DDP itself communicates, to rebuild buckets
+        for step in range(2):  # in between, DDP itself communicates, to rebuild buckets
             _backward(model, rank, step)
         if rank == 1:
             if ending == "dies":
@@ -120,7 +120,7 @@ def test_a_rank_that_ends_or_hangs_is_named_by_backward(ending: str) -> None:
     assert "rank" in error.what
 
 
-def test_ranks_whose_hooks_differ_are_told_apart() -> None:
+def test_ranks_with_different_hooks_are_detected() -> None:
     def work(rank: int) -> Any:
         AdasumState(algorithm="rvh" if rank else "gram")
 

@@ -1,4 +1,4 @@
-"""Adasum across nodes of means within them: against the rule, and the same bits on all ranks."""
+"""Adasum across nodes of means within them: against the rule, with equal bits on all ranks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from forked_ranks import run_ranks
 from slipstream.errors import CommunicationError, InvalidArgumentError
 from slipstream.ranks.wire import Wire
 from slipstream.technique import parse
-from slipstream.techniques.distributed import AdasumOptimizer, adasum_all_reduce, adasum_of
+from slipstream.techniques.distributed import AdasumOptimizer, adasum_all_reduce
 from slipstream.techniques.distributed.adasum.exchange import check, check_algorithm, exchange
 from slipstream.techniques.distributed.adasum.technique import Adasum
+from slipstream_bench.systems.adasum.reference import adasum_of
 from small_steps import SLOW, context, graph_of
 
 torch.optim.SGD([torch.zeros(1)], 0.1)
@@ -37,7 +38,7 @@ def expected(size: int, per_node: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("size", "per_node"), [(4, 2), (6, 3), (6, 2), (3, 3)])
-def test_nodes_are_averaged_within_and_combined_across(size: int, per_node: int) -> None:
+def test_gradients_are_averaged_within_nodes_and_combined_across(size: int, per_node: int) -> None:
     def work(rank: int) -> Any:
         found = []
         for dtype in (torch.float32, torch.bfloat16):
@@ -54,7 +55,7 @@ def test_nodes_are_averaged_within_and_combined_across(size: int, per_node: int)
         assert float(off) <= bound
 
 
-def test_fewer_numbers_go_to_other_nodes() -> None:
+def test_less_data_goes_to_other_nodes() -> None:
     size, per_node, length = 4, 2, 4096
 
     def work(rank: int) -> int:
@@ -68,7 +69,7 @@ def test_fewer_numbers_go_to_other_nodes() -> None:
         assert payload == 4 * (2 * length // 2 + 2 * length // 4)
 
 
-def test_an_optimizer_combines_nodes_and_a_gradient_that_is_not_finite_makes_all_skip() -> None:
+def test_an_optimizer_combines_nodes_and_a_nonfinite_gradient_makes_all_skip() -> None:
     def work(rank: int) -> Any:
         torch.manual_seed(0)
         model = nn.Linear(8, 4)
@@ -87,7 +88,7 @@ def test_an_optimizer_combines_nodes_and_a_gradient_that_is_not_finite_makes_all
     assert found[0][0].isfinite().all()
 
 
-def test_what_cannot_be_is_named() -> None:
+def test_invalid_nodes_are_named() -> None:
     for per_node, size, algorithm in ((0, 4, "auto"), (3, 4, "auto"), (2, 4, "rvh")):
         with pytest.raises(InvalidArgumentError, match=r"per_node|algorithm"):
             check_algorithm(algorithm, size, per_node)
@@ -102,7 +103,7 @@ def test_what_cannot_be_is_named() -> None:
         assert "settings of the call" in error.what
 
 
-def test_a_prediction_exchanges_by_nodes() -> None:
+def test_a_prediction_communicates_by_nodes() -> None:
     graph = graph_of("mlp")
     (settings,) = parse("adasum:4,per_node=2")
     found = settings.predict(graph, context(SLOW))

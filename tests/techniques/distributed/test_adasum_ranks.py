@@ -1,4 +1,4 @@
-"""Adasum between real processes: the reference, the same bits on all, and as simulated."""
+"""Adasum between real processes: the reference, with equal bits on all, as simulated."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from slipstream.techniques.distributed import (
     Lamb,
     adasum_all_reduce,
     adasum_hook,
-    adasum_of,
     average_buffers,
 )
 from slipstream.techniques.distributed.adasum import optimizer as optimizer_of
 from slipstream.techniques.distributed.adasum.exchange import check, exchange
+from slipstream_bench.systems.adasum.reference import adasum_of
 
-# What an optimizer imports, once for all forks.
+# Imports of an optimizer, once for all forks.
 torch.optim.SGD([torch.zeros(1)], 0.1)
 LENGTH = 10_007
-# A layer of one number, an empty one, one that no slice holds whole, and the rest.
+# A layer of one element, an empty one, one that no slice contains completely, and the rest.
 LAYERS = (0, 1, 1, 300, 6000, 10_000)
 
 
@@ -57,7 +57,7 @@ def off(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
-def test_ranks_give_the_reference_all_the_same_bits(size: int) -> None:
+def test_ranks_compute_the_reference_with_equal_bits(size: int) -> None:
     algorithms = ["gram"] + ["rvh"] * (size & (size - 1) == 0)
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     bounds = (1e-6, 1e-12, 1e-2, 2e-3)
@@ -80,8 +80,8 @@ def test_ranks_give_the_reference_all_the_same_bits(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_ranks_scale_exactly(size: int) -> None:
-    """By powers of two, which round nothing: the same bits, from 1e-12 to 1e12."""
+def test_scaling_is_exact(size: int) -> None:
+    """By powers of two, which cause no rounding, from 1e-12 to 1e12."""
     algorithms = ["gram"] + ["rvh"] * (size & (size - 1) == 0)
 
     def work(rank: int) -> Any:
@@ -100,7 +100,7 @@ def test_ranks_scale_exactly(size: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["gram", "rvh"])
-def test_the_bytes_are_those_of_an_all_reduce(algorithm: str) -> None:
+def test_bytes_equal_those_of_an_all_reduce(algorithm: str) -> None:
     size, length = 4, 4096
 
     def work(rank: int) -> tuple[int, int]:
@@ -112,13 +112,13 @@ def test_the_bytes_are_those_of_an_all_reduce(algorithm: str) -> None:
     for payload, product in run_ranks(size, work):
         assert payload == 2 * 4 * length * (size - 1) // size
         # Cuts at 1024, 2048 and 3072 run through two of three layers, that of the first level, at
-        # 2048, through one; and all say whether their numbers are finite.
+        # 2048, through one; and all report whether their gradients are finite.
         doubles = 2 * 10 + 1 if algorithm == "gram" else (3 + 1) + (2 * 3 + 1)
         assert product == 8 * doubles
 
 
 @pytest.mark.parametrize("algorithm", ["gram", "rvh"])
-def test_scalar_products_sent_do_not_grow_with_layers(algorithm: str) -> None:
+def test_communicated_dot_products_do_not_grow_with_layers(algorithm: str) -> None:
     def work(rank: int) -> list[int]:
         sent = []
         for layers in (10, 1000):
@@ -161,7 +161,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def test_weights_stay_equal_and_a_checkpoint_goes_on_exactly() -> None:
+def test_weights_stay_equal_and_a_checkpoint_continues_exactly() -> None:
     def work(rank: int) -> Any:
         answers = {}
         for name, make in OPTIMIZERS.items():
@@ -194,11 +194,11 @@ def test_weights_stay_equal_and_a_checkpoint_goes_on_exactly() -> None:
     found = run_ranks(3, work)
     for name in OPTIMIZERS:
         assert all(torch.equal(result[name][0], found[0][name][0]) for result in found), name
-        # A momentum in a checkpoint is not copied: it must have been, to go on exactly.
+        # A momentum in a checkpoint must have been copied to continue exactly.
         assert all(result[name][1] for result in found), name
 
 
-def test_processes_train_as_simulated_workers_do() -> None:
+def test_processes_train_like_simulated_workers() -> None:
     size, steps = 4, 50
 
     def work(rank: int) -> list[float]:
@@ -232,7 +232,7 @@ def test_processes_train_as_simulated_workers_do() -> None:
     assert np.abs(found - np.array(simulated)).max() <= 1e-4
 
 
-def test_one_worker_s_overflow_makes_all_skip() -> None:
+def test_overflow_on_one_worker_makes_all_skip() -> None:
     def work(rank: int) -> Any:
         model = small()
         optimizer = AdasumOptimizer(torch.optim.Adam(model.parameters(), 1e-2))
@@ -259,7 +259,7 @@ def test_one_worker_s_overflow_makes_all_skip() -> None:
     assert found[1][4] < found[0][4]
 
 
-def test_the_hook_gives_a_model_in_ddp_adasum_of_its_gradients() -> None:
+def test_the_hook_applies_adasum_to_the_gradients_of_a_model_in_ddp() -> None:
     def work(rank: int) -> Any:
         model = DistributedDataParallel(small().eval(), bucket_cap_mb=0.0004)
         model.register_comm_hook(AdasumState(), adasum_hook)
@@ -280,7 +280,7 @@ def test_the_hook_gives_a_model_in_ddp_adasum_of_its_gradients() -> None:
         assert all(torch.equal(result[number], found[0][number]) for result in found)
 
 
-def test_what_differs_between_ranks_is_named_on_all() -> None:
+def test_differences_between_ranks_are_named_on_all() -> None:
     def work(rank: int) -> list[str]:
         messages = []
         model = nn.Linear(3 + (rank == 1), 2)
@@ -305,7 +305,7 @@ def test_what_differs_between_ranks_is_named_on_all() -> None:
             assert part in message
 
 
-def test_parameters_of_many_parts_are_as_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_in_several_slices_equal_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(rank: int, part_bytes: int, momentum: float) -> tuple[int, Any]:
         monkeypatch.setattr(optimizer_of, "_PART_BYTES", part_bytes)
         model = small().eval()
@@ -330,8 +330,8 @@ def test_parameters_of_many_parts_are_as_those_of_one(monkeypatch: pytest.Monkey
         assert all(torch.equal(a, b) for a, b in zip(own[1], theirs[1], strict=True))
 
 
-def test_gradients_that_only_some_ranks_have_count_as_zero_on_the_others() -> None:
-    """Of a branch that not all took, and of rows of a table; accumulated over two batches."""
+def test_gradients_of_only_some_ranks_count_as_zero_on_the_others() -> None:
+    """From a branch that not all took, and for rows of a table; accumulated over two batches."""
 
     class Branches(nn.Module):
         def __init__(self) -> None:
@@ -385,7 +385,7 @@ def test_a_rank_that_ends_is_named() -> None:
     assert "rank 1" in found[2]
 
 
-def test_arguments_that_cannot_be_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(UsageError, match=r"^AdasumOptimizer\b.*\bprocess group\b"):
         AdasumOptimizer(torch.optim.SGD(model.parameters(), 0.1))

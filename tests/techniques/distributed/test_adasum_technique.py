@@ -1,4 +1,4 @@
-"""The technique adasum: its exchange stands behind the update, and nothing hides it."""
+"""The technique adasum: its exchange follows the update, and nothing hides it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_step_grows_by_the_exchange_and_five_copies() -> None:
     assert replay(found).peak_bytes >= replay(graph).peak_bytes
 
 
-def test_it_is_found_by_name_and_is_one_of_the_ways_to_spread_a_step() -> None:
+def test_it_is_found_by_name_and_among_the_ways_to_distribute_a_step() -> None:
     (found,) = parse("adasum:workers=8")
     assert found == Adasum(8)
     techniques = registry()
@@ -38,7 +38,7 @@ def test_it_is_found_by_name_and_is_one_of_the_ways_to_spread_a_step() -> None:
     assert "AdasumOptimizer(optimizer)" in note, "one worker a node is the default"
 
 
-def test_what_cannot_be_is_named() -> None:
+def test_invalid_combinations_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match="adasum:workers"):
         Adasum(1)
     with pytest.raises(WorkloadError, match="a single one"):

@@ -55,7 +55,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bo
 
 
 @given(st.integers(0, 10_000), st.integers(1, 50))
-def test_shares_are_all_there_is_and_differ_by_one(numel: int, ranks: int) -> None:
+def test_shares_cover_everything_and_differ_by_at_most_one(numel: int, ranks: int) -> None:
     starts = shares(numel, ranks)
     lengths = [b - a for a, b in itertools.pairwise(starts)]
     assert (starts[0], starts[-1], len(lengths)) == (0, numel, ranks)
@@ -63,7 +63,7 @@ def test_shares_are_all_there_is_and_differ_by_one(numel: int, ranks: int) -> No
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
-def test_shares_of_the_sum_and_all_of_them_again(size: int) -> None:
+def test_shares_of_the_sum_can_be_gathered_again(size: int) -> None:
     algorithms = ["direct", "ring", "auto"] + ["halving"] * (size & (size - 1) == 0)
     cases = list(itertools.product(algorithms, LENGTHS, DTYPES[:1]))
     cases += list(itertools.product(algorithms, (1000,), DTYPES[1:]))
@@ -89,7 +89,7 @@ def test_shares_of_the_sum_and_all_of_them_again(size: int) -> None:
             assert torch.equal(piece[number][1], together)
 
 
-def test_auto_goes_to_everybody_at_once_with_little_and_to_the_neighbour_with_much() -> None:
+def test_auto_sends_small_messages_directly_and_large_ones_around_a_ring() -> None:
     assert {best_algorithm(n, 1 << 12) for n in (2, 3, 4, 16)} == {"direct"}
     assert [best_algorithm(n, 1 << 12) for n in (17, 32)] == ["ring", "halving"]
     assert {best_algorithm(n, 1 << 24) for n in (3, 4, 16, 17, 32)} == {"ring"}
@@ -106,8 +106,8 @@ def test_auto_goes_to_everybody_at_once_with_little_and_to_the_neighbour_with_mu
         assert torch.equal(together, direct)
 
 
-def test_what_a_line_takes_is_what_it_sends() -> None:
-    """On links alike: (n - 1) / n of the bytes, and at least a message's latency."""
+def test_transfer_time_is_that_of_the_sent_bytes() -> None:
+    """On equal links: (n - 1) / n of the bytes, and at least the latency of a message."""
     cluster = Cluster.load("workers=4,link=100mbit,latency=100us")
     group = cluster.all()
     for kind in ("reduce_scatter", "all_gather"):
@@ -117,7 +117,7 @@ def test_what_a_line_takes_is_what_it_sends() -> None:
         assert line_ns(cluster, kind, 8.0, group) >= 100e3
 
 
-def test_direct_sums_are_those_from_the_first_rank_to_the_last() -> None:
+def test_direct_sums_add_in_rank_order() -> None:
     size, length = 5, 997
     found = run_ranks(size, lambda rank: reduce_scatter(ours(rank, length), algorithm="direct"))
     expected = ours(0, length)
@@ -126,7 +126,7 @@ def test_direct_sums_are_those_from_the_first_rank_to_the_last() -> None:
     assert torch.equal(torch.cat(found), expected)
 
 
-def test_a_mean_of_sixteen_bits_is_rounded_once() -> None:
+def test_a_mean_of_16_bit_values_is_rounded_once() -> None:
     size, length = 4, 200_000
     assert best_algorithm(size, 2 * length) == "ring"
     found = run_ranks(size, lambda r: reduce_scatter(ours(r, length, torch.bfloat16), mean=True))
@@ -135,7 +135,7 @@ def test_a_mean_of_sixteen_bits_is_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_a_rank_sends_no_more_than_it_must(size: int) -> None:
+def test_a_rank_sends_no_more_than_necessary(size: int) -> None:
     length = 1200
     algorithms = ["direct", "ring"] + ["halving"] * (size == 4)
 
@@ -155,7 +155,7 @@ def test_a_rank_sends_no_more_than_it_must(size: int) -> None:
         assert set(sent) == {4 * length * (size - 1) // size}
 
 
-def test_tensors_of_any_strides_and_shapes() -> None:
+def test_tensors_of_any_strides_and_shapes_are_accepted() -> None:
     def work(rank: int) -> Any:
         table = ours(rank, 60).view(6, 10).requires_grad_()
         return (
@@ -195,12 +195,12 @@ def test_two_dimensions_equal_one(size: int, rows: int) -> None:
         assert close(flat, total(size, length, dtype), dtype), cases[number]
         assert all(torch.equal(result[0][number][0], flat) for result in found)
         sent = sum(result[0][number][1] for result in found)
-        # All ranks together send what a ring would.
+        # All ranks together send as much as in a ring.
         assert sent == 2 * (size - 1) * length * dtype.itemsize
     assert close(found[0][1], total(size, 1000) / size, torch.float32)
 
 
-def test_the_function_takes_any_strides_and_chooses_by_the_cluster() -> None:
+def test_the_function_accepts_any_strides_and_chooses_by_the_cluster() -> None:
     racks, one_switch = two_racks(), Cluster.load("workers=4,link=1gbit")
 
     def work(rank: int) -> Any:
@@ -230,12 +230,12 @@ def test_the_function_takes_any_strides_and_chooses_by_the_cluster() -> None:
 
 
 def two_racks() -> Cluster:
-    """Two racks of two: cables of 1 Gbit/s inside, one of 100 Mbit/s between."""
+    """Two racks of two: links of 1 Gbit/s inside, one of 100 Mbit/s between."""
     inside = LinkKind.of("inside", 1e9 / 8, 20e3)
     return Cluster("racks", leaf_spine(4, 2, 1, inside, oversubscription=20.0))
 
 
-def test_two_dimensions_are_chosen_where_they_pay_and_not_elsewhere() -> None:
+def test_two_dimensions_are_chosen_only_if_faster() -> None:
     for size in (1 << 10, 1 << 22, 1 << 26):
         flat, rows = predicted_ns(two_racks(), size, 4, 2)
         assert chosen(two_racks(), size, 4, 2) == ("2d" if rows < 0.95 * flat else "flat")
@@ -245,7 +245,7 @@ def test_two_dimensions_are_chosen_where_they_pay_and_not_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_techniques_are_put_on_a_model_in_ddp(sharded: bool) -> None:
+def test_techniques_are_attached_to_a_model_in_ddp(sharded: bool) -> None:
     text = "sharded_update" if sharded else "two_d_allreduce:2"
 
     def built() -> Any:
@@ -283,7 +283,7 @@ def test_techniques_are_put_on_a_model_in_ddp(sharded: bool) -> None:
         assert (plain - made).abs().max() <= 1e-5
 
 
-def test_what_differs_between_ranks_is_named_on_all_and_the_next_call_works() -> None:
+def test_differences_between_ranks_are_named_on_all_and_the_next_call_works() -> None:
     def work(rank: int) -> Any:
         messages = []
         odd = rank == 1
@@ -314,7 +314,7 @@ def _failing(rank: int, how: str) -> Any:
     if rank == 1:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        # It has done nothing while the others found out.
+        # It was idle while the others detected the error.
         store.wait([f"said{other}" for other in (0, 2, 3)], timedelta(seconds=60))
         return None
     flat = torch.zeros(1 << 18)
@@ -337,7 +337,7 @@ def test_a_rank_that_ends_or_hangs_is_named_on_all(how: str) -> None:
             assert "rank 1" in text
 
 
-def test_arguments_that_cannot_be_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     with pytest.raises(UsageError, match="process group"):
         reduce_scatter(torch.zeros(4))
     with pytest.raises(InvalidArgumentError, match="numel"):

@@ -1,4 +1,4 @@
-"""Real ranks, and what may go wrong: nobody diverges in silence, nobody waits for ever."""
+"""Failures of real ranks: no silent divergence and no endless wait."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _bits(model: nn.Module) -> bytes:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().tobytes()
 
 
-def test_a_resumed_run_is_the_same_to_the_bit_with_every_compressor() -> None:
+def test_a_resumed_run_is_bitwise_equal_with_every_compressor() -> None:
     def work(rank: int) -> Any:
         answers = []
         for how in EVERY:
@@ -66,7 +66,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_with_every_compressor() -> None:
             state = compression.state_dict()
             loaded = ss.distributed.compress(resumed, how)
             loaded.load_state_dict(state)
-            # Saved again before a step, it is the same.
+            # Saved again before a step, it is equal.
             assert loaded.state_dict()["buckets"] == state["buckets"]
             loaded.load_state_dict(loaded.state_dict())
             _train(through, optimizer, rank, range(3, 6))
@@ -104,7 +104,7 @@ def test_accumulated_gradients_are_compressed_once() -> None:
             assert float((found - exact).norm() / exact.norm()) < 0.05
 
 
-def test_a_bucket_of_nothing_is_passed_on() -> None:
+def test_an_empty_bucket_is_passed_on() -> None:
     class Hollow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -119,7 +119,7 @@ def test_a_bucket_of_nothing_is_passed_on() -> None:
         answers = []
         for how in EVERY:
             torch.manual_seed(0)
-            # One parameter a bucket.
+            # One parameter per bucket.
             model = DistributedDataParallel(Hollow(), bucket_cap_mb=1e-6)
             ss.distributed.compress(model, how)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -131,7 +131,7 @@ def test_a_bucket_of_nothing_is_passed_on() -> None:
     assert first == second
 
 
-def test_two_models_in_one_process_do_not_meet() -> None:
+def test_two_models_in_one_process_are_independent() -> None:
     def work(rank: int) -> Any:
         sides = []
         for how in ("topk:0.05", "powersgd:2,start=1"):
@@ -149,7 +149,7 @@ def test_two_models_in_one_process_do_not_meet() -> None:
     assert first[0][0] != first[1][0]
 
 
-def test_ranks_whose_parameters_have_other_names_are_told_apart() -> None:
+def test_ranks_with_different_parameter_names_are_detected() -> None:
     def work(rank: int) -> Any:
         torch.manual_seed(0)
         names = ("encoder", "decoder") if rank == 0 else ("decoder", "encoder")
@@ -164,7 +164,7 @@ def test_ranks_whose_parameters_have_other_names_are_told_apart() -> None:
         assert "list of parameters" in error.what
 
 
-def test_ranks_that_differ_in_when_they_start_to_compress_are_told_apart() -> None:
+def test_ranks_that_start_compression_at_different_steps_are_detected() -> None:
     def work(rank: int) -> Any:
         model = DistributedDataParallel(_net())
         ss.distributed.compress(model, f"powersgd:2,start={3 + rank}")
@@ -175,7 +175,7 @@ def test_ranks_that_differ_in_when_they_start_to_compress_are_told_apart() -> No
 
 
 @pytest.mark.parametrize(("odd", "ending"), [(0, "dies"), (1, "leaves early")])
-def test_rank_zero_and_one_whose_data_has_ended_are_named(odd: int, ending: str) -> None:
+def test_a_rank_that_dies_or_stops_training_is_named(odd: int, ending: str) -> None:
     def work(rank: int) -> Any:
         model = DistributedDataParallel(_net())
         ss.distributed.compress(model, "topk:0.05", timeout_s=10.0, patience_s=2.0)
@@ -184,7 +184,7 @@ def test_rank_zero_and_one_whose_data_has_ended_are_named(odd: int, ending: str)
         if rank == odd:
             if ending == "dies":
                 os._exit(1)
-            # It lives, and answers nobody.
+            # It is alive, but does not respond.
             time.sleep(25.0)
             return
         _train(model, optimizer, rank, range(2, 4))
@@ -196,7 +196,7 @@ def test_rank_zero_and_one_whose_data_has_ended_are_named(odd: int, ending: str)
     assert "step 2" in str(error)
 
 
-def test_as_a_technique_it_is_put_on_once_and_on_replicas_only() -> None:
+def test_the_technique_is_attached_once_and_to_replicas_only() -> None:
     def work(rank: int) -> Any:
         (sign,) = technique.parse("sign")
         built = BuiltWorkload(_net(), _x(rank, 0))

@@ -1,4 +1,4 @@
-"""Real ranks: replicas stay the same, nothing of a gradient is lost, failures have names."""
+"""Real ranks: replicas stay equal, no part of a gradient is lost, failures are named."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _wrapped(**options: Any) -> DistributedDataParallel:
 def _train(
     model: DistributedDataParallel, rank: int, steps: range, totals: dict[str, Any] | None = None
 ) -> None:
-    """Steps of SGD; into `totals` what was given and what was taken, by parameter."""
+    """Steps of SGD; sum gradients and applied updates by parameter into `totals`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     named = {n: p for n, p in model.module.named_parameters() if p.requires_grad}
     for step in steps:
@@ -83,7 +83,7 @@ def _parameters(model: nn.Module) -> bytes:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().tobytes()
 
 
-def test_replicas_stay_the_same_and_every_gradient_is_accounted_for() -> None:
+def test_replicas_stay_equal_and_every_gradient_is_accounted_for() -> None:
     def work(rank: int) -> Any:
         answers = []
         for how in COMPRESSORS:
@@ -111,7 +111,7 @@ def test_replicas_stay_the_same_and_every_gradient_is_accounted_for() -> None:
             assert error <= rounding * max(largest, 1e-2), (how, name)
 
 
-def test_a_checkpoint_goes_on_to_the_bit() -> None:
+def test_a_checkpoint_continues_bitwise() -> None:
     def work(rank: int) -> Any:
         answers = []
         for how in ("powersgd:2,start=2", "topk:0.05", "randomk:0.1"):
@@ -149,7 +149,7 @@ def test_a_checkpoint_goes_on_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_gradients_that_are_not_finite_arrive_as_without_compression(bad: float) -> None:
+def test_nonfinite_gradients_arrive_as_without_compression(bad: float) -> None:
     def work(rank: int) -> Any:
         answers = []
         for how in ("none", *COMPRESSORS):
@@ -185,7 +185,7 @@ def test_gradients_that_are_not_finite_arrive_as_without_compression(bad: float)
             assert buckets == 1
 
 
-def test_what_overflows_in_fp16_is_added_up_again() -> None:
+def test_sums_that_overflow_in_fp16_are_exchanged_uncompressed() -> None:
     def work(rank: int) -> Any:
         model = DistributedDataParallel(nn.Linear(8, 8, bias=False))
         compression = ss.distributed.compress(model, "cast:fp16")
@@ -197,7 +197,7 @@ def test_what_overflows_in_fp16_is_added_up_again() -> None:
         assert buckets == 1
 
 
-def test_one_rank_alone_trains_as_without() -> None:
+def test_a_single_rank_trains_as_without_compression() -> None:
     def work(rank: int) -> Any:
         plain, wrapped = _wrapped(), _wrapped()
         ss.distributed.compress(wrapped, "topk:0.01")
@@ -240,7 +240,7 @@ def _refusals(model: DistributedDataParallel) -> list[str]:
     return found
 
 
-def test_gradients_of_other_dtypes_are_exchanged_as_they_are() -> None:
+def test_gradients_of_other_dtypes_are_exchanged_uncompressed() -> None:
     def work(rank: int) -> Any:
         model = DistributedDataParallel(nn.Linear(8, 8).double())
         ss.distributed.compress(model, "sign")
@@ -251,7 +251,7 @@ def test_gradients_of_other_dtypes_are_exchanged_as_they_are() -> None:
         assert torch.equal(gradient, torch.full((8, 8), 1.5, dtype=torch.float64))
 
 
-def test_sparse_gradients_are_exchanged_as_they_are() -> None:
+def test_sparse_gradients_are_exchanged_uncompressed() -> None:
     def work(rank: int) -> Any:
         model = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
         ss.distributed.compress(model, "topk:0.5")
@@ -265,7 +265,7 @@ def test_sparse_gradients_are_exchanged_as_they_are() -> None:
         assert torch.equal(gradient, expected)
 
 
-def test_ranks_that_disagree_are_named() -> None:
+def test_ranks_with_different_settings_are_named() -> None:
     def work(rank: int) -> Any:
         model = DistributedDataParallel(nn.Linear(8, 8))
         ss.distributed.compress(model, "sign" if rank == 1 else "topk:0.01")

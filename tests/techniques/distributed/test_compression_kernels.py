@@ -1,4 +1,4 @@
-"""Every compiled encoder that runs here equals the numpy one to the bit."""
+"""Every compiled encoder on this machine equals the numpy one bitwise."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def level(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @contextmanager
 def in_numpy() -> Iterator[None]:
-    """Encoders of numpy."""
+    """Return the numpy encoders."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_kernel", lambda: None)
         yield
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """To the bit."""
+    """Compare bitwise."""
     return ours.numpy().tobytes() == theirs.numpy().tobytes()
 
 
@@ -74,7 +74,7 @@ def test_blocks(level: Any, bits: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
-def test_what_is_sent_and_what_is_kept_add_up(level: Any, bits: int) -> None:
+def test_sent_and_retained_parts_sum_to_the_input(level: Any, bits: int) -> None:
     gradient, residual = _pair(1000)
     blocks = kernels.Blocks.of([(0, 300), (300, 700)], 256, bits)
     scales, codes = torch.zeros(len(blocks)), torch.zeros(blocks.nbytes, dtype=torch.uint8)
@@ -119,7 +119,7 @@ def test_top(level: Any, count: int, ties: bool) -> None:
         assert np.array_equal(out.numpy() + updated.numpy(), gradient + residual)
 
 
-def test_an_index_outside_is_refused(level: Any) -> None:
+def test_an_index_out_of_range_is_refused(level: Any) -> None:
     for index in (-1, 4):
         with pytest.raises(SlipstreamError):
             kernels.scatter(
@@ -149,7 +149,7 @@ def test_low_rank(level: Any, shape: tuple[int, int], rank: int) -> None:
     with in_numpy():
         expected = run()
     assert all(map(same, found[:3], expected[:3]))
-    # Of zeros the sign may be another.
+    # The sign of zeros may differ.
     assert torch.equal(found[3], expected[3])
     assert same(found[4], expected[4])
     assert torch.equal(found[5], expected[5])

@@ -1,4 +1,4 @@
-"""Compressed steps on paper: what is sent, what is computed, what waits for what."""
+"""Predicted compressed steps: sent bytes, computation, and dependencies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUCKETS = "ddp:4,bucket_mb=0.004"
 
 
 class Known(KnownDurations):
-    """A bucket's encoding takes 3 microseconds and its decoding 2; a copy takes none."""
+    """Encoding a bucket takes 3 microseconds and decoding 2; a copy takes none."""
 
     def lookup(self, call: Any) -> Answer | None:
         requested = call.call if isinstance(call, Question) else call
@@ -41,7 +41,7 @@ class Known(KnownDurations):
         return Answer(duration, 0.0, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: Any, report: Any = None, until: Any = None) -> None:
-        """Nothing is left to measure."""
+        """There is nothing to measure."""
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,7 @@ def edited(graph: Graph, text: str, cluster: Cluster) -> Graph:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_are_the_compressor_s_and_all_gradients_are_in_them(
-    transformer: Graph, name: str
-) -> None:
+def test_bytes_are_the_compressors_and_include_all_gradients(transformer: Graph, name: str) -> None:
     from slipstream.techniques.distributed.compression.bucket import Layout
 
     before, after = (edited(transformer, text, SLOW) for text in (BUCKETS, f"{BUCKETS}+{name}"))
@@ -75,7 +73,7 @@ def test_bytes_are_the_compressor_s_and_all_gradients_are_in_them(
     after.check()
 
 
-def test_between_two_a_sum_takes_one_message_and_as_many_bytes() -> None:
+def test_between_two_ranks_a_sum_takes_one_message_and_equal_bytes() -> None:
     cluster = Cluster.load("workers=4,link=1mbit,latency=100us")
     message = Message("all_reduce", 4000)
     two, four = (
@@ -87,7 +85,7 @@ def test_between_two_a_sum_takes_one_message_and_as_many_bytes() -> None:
     assert four.bytes_per_rank == message.sent_bytes(4)
 
 
-def test_those_that_need_another_learning_rate_say_so(transformer: Graph) -> None:
+def test_compressors_that_need_another_learning_rate_report_it(transformer: Graph) -> None:
     names = ("sign", "topk:0.01", "randomk:0.01", "powersgd:4", "block_int:4", "cast:bf16")
     texts = [f"{BUCKETS}+{name}" for name in names]
     found = predict(transformer, texts, cluster=SLOW, durations=Known())  # type: ignore[arg-type]
@@ -97,11 +95,11 @@ def test_those_that_need_another_learning_rate_say_so(transformer: Graph) -> Non
 
 
 def on_cores(graph: Graph, cores: int) -> Graph:
-    """As recorded with one thread on a machine of so many."""
+    """Return the graph as if recorded with one thread on a machine of `cores` cores."""
     return replace(graph, meta={**graph.meta, "threads": 1, "machine": {"cpu.logical": cores}})
 
 
-def test_on_a_link_that_takes_no_time_compression_costs_its_encoding(transformer: Graph) -> None:
+def test_on_an_infinitely_fast_link_compression_costs_its_encoding(transformer: Graph) -> None:
     alone = on_cores(transformer, 1)
     before, after = (edited(alone, text, FAST) for text in (BUCKETS, f"{BUCKETS}+topk:0.01"))
     longer = replay(after).step_ns - replay(before).step_ns
@@ -109,10 +107,10 @@ def test_on_a_link_that_takes_no_time_compression_costs_its_encoding(transformer
     assert longer == pytest.approx(expected, rel=0.02)
 
 
-def test_with_a_core_of_its_own_the_thread_encodes_one_bucket_after_the_other(
+def test_on_a_separate_core_the_thread_encodes_buckets_sequentially(
     transformer: Graph,
 ) -> None:
-    """Only what is left when the backward pass ends is waited for."""
+    """Only the work that remains at the end of the backward pass is awaited."""
     before, after = (
         edited(on_cores(transformer, 2), text, FAST) for text in (BUCKETS, f"{BUCKETS}+topk:0.01")
     )
@@ -123,7 +121,7 @@ def test_with_a_core_of_its_own_the_thread_encodes_one_bucket_after_the_other(
     assert len(ours) == 2 * len(before.exchanges)
     begins, ends = timeline.start_ns[ours], timeline.end_ns[ours]
     assert (begins[1:] >= ends[:-1]).all(), "one thread"
-    # What the thread has left to do after the last bucket is ready.
+    # The thread's remaining work after the last bucket is ready.
     ready = timeline.end_ns[[row.ready for row in after.exchanges]]
     busy, each = 0.0, ENCODE_NS + DECODE_NS
     for moment in ready:
@@ -133,7 +131,7 @@ def test_with_a_core_of_its_own_the_thread_encodes_one_bucket_after_the_other(
     assert longer == pytest.approx(busy - ready[-1], rel=0.05)
 
 
-def test_a_transfer_keeps_the_thread_from_the_next_bucket(transformer: Graph) -> None:
+def test_a_transfer_delays_the_thread_before_the_next_bucket(transformer: Graph) -> None:
     after = edited(on_cores(transformer, 2), f"{BUCKETS}+topk:0.01", SLOW)
     timeline = replay(after)
     ours = np.flatnonzero(after.tasks.lane == after.lanes.index(THREAD))
@@ -143,7 +141,7 @@ def test_a_transfer_keeps_the_thread_from_the_next_bucket(transformer: Graph) ->
         assert timeline.start_ns[following] >= timeline.end_ns[decode]
 
 
-def test_on_a_slow_link_fewer_bytes_are_faster_and_the_memory_of_what_is_kept_is_told(
+def test_on_a_slow_link_fewer_bytes_are_faster_and_residual_memory_is_reported(
     transformer: Graph,
 ) -> None:
     durations: Any = Known()
@@ -156,7 +154,9 @@ def test_on_a_slow_link_fewer_bytes_are_faster_and_the_memory_of_what_is_kept_is
     assert low.memory[1] > plain.memory[1]
 
 
-def test_it_stands_on_ddp_whatever_the_order_and_alone_says_so(transformer: Graph) -> None:
+def test_it_combines_with_ddp_in_any_order_and_alone_reports_that_it_needs_it(
+    transformer: Graph,
+) -> None:
     first, other = (edited(transformer, text, SLOW) for text in ("sign+ddp:4", "ddp:4+sign"))
     assert replay(first).step_ns == replay(other).step_ns
     (sign,) = parse("sign")
@@ -170,7 +170,7 @@ def test_it_stands_on_ddp_whatever_the_order_and_alone_says_so(transformer: Grap
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_timed_is_the_exchange_itself(name: str) -> None:
+def test_the_timed_call_is_the_exchange_itself(name: str) -> None:
     (settings,) = parse(f"{name}:2,start=0" if name in ("acp", "powersgd") else name)
     for part in ("encode", "all"):
         call = exchange_call(settings, [(30, 40), (30,)], 4, part)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Workers simulated in one process, against plain formulas and against training without."""
+"""Workers simulated in one process, against plain formulas and uncompressed training."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _settings(text: str) -> Compressor:
 
 
 def _step(team: SimulatedWorkers, gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """What the parameters are given when every worker has these gradients."""
+    """Return the parameters' gradients when every worker has these."""
     for worker in gradients:
         for parameter, gradient in zip(team.parameters.values(), worker, strict=True):
             parameter.grad = gradient.clone()
@@ -68,9 +68,7 @@ def _step(team: SimulatedWorkers, gradients: list[list[torch.Tensor]]) -> list[t
 
 @pytest.mark.parametrize("text", ALL)
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_arrived_and_what_is_kept_are_all_gradients_there_were(
-    text: str, workers: int
-) -> None:
+def test_sent_and_retained_parts_sum_to_all_gradients(text: str, workers: int) -> None:
     model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 25))
     team = SimulatedWorkers(model, _settings(text), workers)
     drawn = torch.Generator().manual_seed(0)
@@ -96,7 +94,7 @@ def test_what_arrived_and_what_is_kept_are_all_gradients_there_were(
 
 
 def test_full_rank_gives_the_mean() -> None:
-    """acp projects every other step on a basis that only then becomes right: over both it does."""
+    """acp projects every other step on a basis that is complete only over both steps."""
     model = nn.Linear(40, 30, bias=False)
     low = torch.randn(30, 3) @ torch.randn(3, 40)
     for settings in (PowerSGD(rank=3, start=0), ACP(rank=3, start=0)):
@@ -106,7 +104,7 @@ def test_full_rank_gives_the_mean() -> None:
 
 
 @pytest.mark.parametrize("settings", [PowerSGD(rank=2, start=0), ACP(rank=2, start=0)], ids=str)
-def test_low_rank_recovers_from_a_gradient_of_zeros(settings: Compressor) -> None:
+def test_low_rank_recovers_after_a_gradient_of_zeros(settings: Compressor) -> None:
     model = nn.Linear(40, 40, bias=False)
     team = SimulatedWorkers(model, settings, 2)
     _step(team, [[torch.zeros(40, 40)], [torch.zeros(40, 40)]])
@@ -115,7 +113,7 @@ def test_low_rank_recovers_from_a_gradient_of_zeros(settings: Compressor) -> Non
     assert torch.allclose(sum(found) / 2, matrix, atol=1e-3)
 
 
-def test_sent_bytes_are_those_that_are_told() -> None:
+def test_reported_bytes_are_sent() -> None:
     from slipstream.ranks.requests import Gather
     from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
     from slipstream.techniques.distributed.compression.compressor import mean
@@ -134,14 +132,14 @@ def test_sent_bytes_are_those_that_are_told() -> None:
                     sent[-1].append((kind, request.tensor.numel() * request.tensor.element_size()))
                     answer = request.tensor
                     answer = torch.stack([answer, answer]) if kind == "all_gather" else answer
-        # Some send more in every other step: what is told is the mean.
+        # Some send more in every other step: the reported number is the mean.
         messages = _settings(text).messages(layout)
         for even, odd, message in zip(*sent, messages, strict=True):
             assert (even[0], odd[0]) == (message.kind, message.kind), text
             assert (even[1] + odd[1]) / 2 == message.nbytes, text
 
 
-def test_signs_without_feedback_do_not_arrive_and_with_it_they_do() -> None:
+def test_signs_converge_only_with_feedback() -> None:
     """0.5 |x + y| + |x - y|: the sign of its subgradient always points along x = -y."""
 
     def distance(settings: Compressor) -> float:
@@ -163,12 +161,12 @@ def test_signs_without_feedback_do_not_arrive_and_with_it_they_do() -> None:
     assert distance(Sign(feedback=False, force=True)) > 0.9
 
 
-def test_signs_without_feedback_keep_nothing_of_a_step_that_is_exchanged_as_it_is() -> None:
+def test_signs_without_feedback_retain_nothing_of_an_uncompressed_step() -> None:
     team = SimulatedWorkers(nn.Linear(40, 1, bias=False), Sign(feedback=False, force=True), 2)
     ones = torch.ones(1, 40)
     (arrived,) = _step(team, [[ones], [ones * torch.nan]])
     assert arrived.isnan().all()
-    # The kept part of this gradient would outweigh the next one, and turn its signs.
+    # The residual of this gradient would outweigh the next one, and flip its signs.
     _step(team, [[100.0 * torch.linspace(-1.0, 3.0, 40)[None]], [ones * torch.inf]])
     (arrived,) = _step(team, [[ones], [ones]])
     assert torch.equal(arrived, ones)
@@ -197,7 +195,7 @@ def _digits_accuracy(settings: Compressor | None, seed: int) -> float:
         return float((model(x[1400:]).argmax(1) == y[1400:]).float().mean())
 
 
-def test_digits_are_learnt_as_well() -> None:
+def test_digits_are_learned_equally_well() -> None:
     without = np.mean([_digits_accuracy(None, seed) for seed in range(2)])
     for text in (
         "powersgd:4,start=10", "acp:4,start=10", "topk:0.05", "randomk:0.1", "sign", "block_int:4",
@@ -206,7 +204,7 @@ def test_digits_are_learnt_as_well() -> None:
         assert reached > without - 0.03, text
 
 
-def test_turns_and_numbers_of_workers_are_checked() -> None:
+def test_cycles_and_numbers_of_workers_are_checked() -> None:
     with pytest.raises(InvalidArgumentError):
         SimulatedWorkers(nn.Linear(2, 2), None, 0)
     with pytest.raises(InvalidArgumentError, match="delay"):
@@ -218,7 +216,7 @@ def test_turns_and_numbers_of_workers_are_checked() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
-def test_a_mean_that_is_under_way_arrives_so_many_steps_later(delay: int) -> None:
+def test_a_delayed_mean_arrives_after_that_many_steps(delay: int) -> None:
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     team = SimulatedWorkers(model, None, 2, delay=delay)
@@ -238,9 +236,7 @@ def test_a_mean_that_is_under_way_arrives_so_many_steps_later(delay: int) -> Non
 
 
 @pytest.mark.parametrize(("share", "stable"), [(0.97, True), (1.03, False)])
-def test_late_gradients_are_stable_up_to_the_rate_that_theory_tells(
-    share: float, stable: bool
-) -> None:
+def test_late_gradients_are_stable_up_to_the_theoretical_rate(share: float, stable: bool) -> None:
     delay, curvature = 4, 2.0
     # Of the roots of z^(d + 1) - z^d + rate curvature.
     rate = share * 2.0 / curvature * float(np.sin(np.pi / (4 * delay + 2)))
@@ -259,7 +255,7 @@ def test_late_gradients_are_stable_up_to_the_rate_that_theory_tells(
 
 
 @pytest.mark.parametrize("compressor", ["topk:0.01", TopK, 5])
-def test_what_is_no_setting_is_named_at_once(compressor: Any) -> None:
+def test_an_invalid_setting_is_named_immediately(compressor: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^compressor: "):
         SimulatedWorkers(torch.nn.Linear(2, 2), compressor, workers=2)
     with pytest.raises(InvalidArgumentError, match=r"^workers: 2\.5 "):
@@ -269,19 +265,19 @@ def test_what_is_no_setting_is_named_at_once(compressor: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [None, 5, TopK, torch.nn.Linear])
-def test_what_is_no_way_to_compress_is_named(how: Any) -> None:
+def test_an_unknown_compressor_is_named(how: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^how: "):
         settings_of(how)
 
 
 @pytest.mark.parametrize("name", ["adasum:2", "priority_sync:2"])
-def test_without_a_hook_it_is_refused_before_anything_runs(name: str) -> None:
+def test_a_model_without_a_hook_is_refused_before_anything_runs(name: str) -> None:
     with pytest.raises(UsageError) as error:
         parse(f"{name}+topk:0.01")
     assert {f"'{name.partition(':')[0]}'", "'topk'"} <= set(re.findall(r"'\w+'", error.value.what))
 
 
-def test_rows_and_nodes_are_whole_numbers() -> None:
+def test_rows_and_nodes_are_integers() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^rows: '2' "):
         need_rows("2", 2)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"^per_node: '2' "):
@@ -289,7 +285,7 @@ def test_rows_and_nodes_are_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("numel", [1, 99, 100, 101, 150, 4001])
-def test_so_many_are_sent_that_the_share_is_never_below_what_was_asked(numel: int) -> None:
+def test_the_sent_share_is_rounded_up(numel: int) -> None:
     layout = Layout.of({"w": (numel,)})
     exact = -(-numel // 100)
     assert TopK(0.01).count(layout) == exact

@@ -1,4 +1,4 @@
-"""Replicas: buckets as torch makes them, communication beside the backward pass, what it costs."""
+"""Replicas: buckets as in torch, communication during the backward pass, and its cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def transformer() -> Graph:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_buckets_are_those_of_torch(seed: int) -> None:
+def test_buckets_equal_those_of_torch(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first, most = int(rng.integers(1, 5000)), int(rng.integers(5000, 50_000))
     shapes = [(int(rng.integers(1, 60)), int(rng.integers(1, 60))) for _ in range(30)]
@@ -64,7 +64,7 @@ def test_buckets_are_those_of_torch(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_every_parameter_has_a_gradient_that_is_ready_once(name: str) -> None:
+def test_every_parameter_has_one_ready_gradient(name: str) -> None:
     model = parts(name)[0]
     found = gradients(graph_of(name))
     assert sorted(gradient.spec.shape for gradient in found) == sorted(
@@ -97,7 +97,7 @@ def test_the_update_waits_for_the_slowest_bucket_and_compute_does_not(transforme
     update = np.flatnonzero(made.tasks.phase == StepPhase.OPTIMIZER)
     last = max(timeline.end_ns[row.task] for row in rows)
     assert timeline.start_ns[update].min() >= last
-    # The backward pass ends as it would on a network that takes no time.
+    # The backward pass ends as on an infinitely fast network.
     backward = (made.tasks.phase == StepPhase.BACKWARD) & (made.tasks.kind == Kind.OP)
     awaited = min(row.awaited for row in rows)
     fast = replay(shared(transformer, FAST, small))
@@ -106,8 +106,8 @@ def test_the_update_waits_for_the_slowest_bucket_and_compute_does_not(transforme
     np.testing.assert_allclose(timeline.end_ns[chosen], fast.end_ns[chosen])
 
 
-def test_a_slow_network_adds_what_the_closed_form_says(transformer: Graph) -> None:
-    """One bucket: nothing is hidden, so the step grows by the all-reduce and the copies."""
+def test_a_slow_network_adds_the_time_of_the_closed_form(transformer: Graph) -> None:
+    """With one bucket nothing is hidden, so the step grows by the all-reduce and the copies."""
     copies = 2 * COPY_NS * len(gradients(transformer))
     made = shared(transformer, SLOW, "ddp:4,bucket_mb=100")
     (row,) = made.exchanges
@@ -120,7 +120,7 @@ def test_a_slow_network_adds_what_the_closed_form_says(transformer: Graph) -> No
     assert [spec.shape for spec in row.tensors] == [g.spec.shape for g in gradients(transformer)]
 
 
-def test_a_prediction_tells_communication_money_memory_and_walls(transformer: Graph) -> None:
+def test_a_prediction_reports_communication_cost_memory_and_bounds(transformer: Graph) -> None:
     priced = Cluster.load("workers=8,link=1mbit,latency=1ms,device=v100")
     slow, fast = (
         predict(transformer, ["ddp:4"], durations=Copies(), cluster=cluster)[0]  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def test_a_prediction_tells_communication_money_memory_and_walls(transformer: Gr
         sum(gradient.spec.nbytes for gradient in gradients(transformer))
     )
     assert slow.shared.fits is True
-    # Where the network is everything its 25 % are the interval's; where it is hidden, not.
+    # If the network dominates, its 25 % are the interval's; if it is hidden, they are not.
     assert slow.high / slow.low > 1.4 > fast.high / fast.low
     shown = slow.to_json()["shared"]
     assert shown["workers"] == 4
@@ -156,7 +156,7 @@ def test_more_workers_wait_longer_for_the_slowest(transformer: Graph) -> None:
     assert many - without == pytest.approx(0.1 * 1.4236 * busy_ns, rel=0.1)
 
 
-def test_what_is_shared_already_or_infers_is_refused(transformer: Graph) -> None:
+def test_distributed_and_inference_steps_are_refused(transformer: Graph) -> None:
     made = shared(transformer, FAST)
     assert "already runs on several workers" in str(DDP().why_not(made))
     assert "no backward pass" in str(DDP().why_not(graph_of("mlp inference")))
@@ -174,18 +174,18 @@ def test_too_few_devices_and_no_cluster_are_named(transformer: Graph) -> None:
 
 
 @pytest.mark.parametrize("text", ["ddp:1", "ddp:0", "ddp:4,bucket_mb=0", "ddp:4,jitter=1"])
-def test_settings_that_cannot_be_are_named(text: str) -> None:
+def test_invalid_settings_are_named(text: str) -> None:
     with pytest.raises(InvalidArgumentError):
         parse(text)
 
 
-def test_alone_it_is_not_applied() -> None:
+def test_it_cannot_be_applied_alone() -> None:
     assert registry()["ddp"] is DDP
     with pytest.raises(WorkloadError, match="a single one"):
         DDP(2).apply(object.__new__(BuiltWorkload))
 
 
-def test_an_exchange_is_replaced_by_encoding_transfers_and_decoding(transformer: Graph) -> None:
+def test_an_exchange_can_be_replaced_by_encoding_transfers_and_decoding(transformer: Graph) -> None:
     made = shared(transformer, SLOW, "ddp:4,bucket_mb=0.01")
     edit, work = Editor(made, "half"), functools.partial(Work, provenance=Provenance.ASSUMED)
     for row in made.exchanges:
@@ -214,7 +214,7 @@ def test_an_exchange_is_replaced_by_encoding_transfers_and_decoding(transformer:
     assert sum(len(row.tensors) for row in halved.exchanges) == len(gradients(transformer))
 
 
-def test_exchanges_are_kept_in_the_file(transformer: Graph, tmp_path: Any) -> None:
+def test_exchanges_are_stored_in_the_file(transformer: Graph, tmp_path: Any) -> None:
     made = shared(transformer, SLOW)
     save(made, tmp_path / "shared.slipgraph")
     back = load(tmp_path / "shared.slipgraph")
@@ -223,7 +223,7 @@ def test_exchanges_are_kept_in_the_file(transformer: Graph, tmp_path: Any) -> No
     assert replay(back).step_ns == replay(made).step_ns
 
 
-def test_a_cluster_that_is_torn_is_named_before_anything_runs(transformer: Graph) -> None:
+def test_a_disconnected_cluster_is_named_before_anything_runs(transformer: Graph) -> None:
     from slipstream.cluster import LinkKind, from_edges
 
     cable = LinkKind.of("cable", 1e9)
@@ -236,7 +236,7 @@ def test_a_cluster_that_is_torn_is_named_before_anything_runs(transformer: Graph
         shared(transformer, torn)
 
 
-def test_what_computes_beside_communication_is_slowed_by_the_clusters_penalty(
+def test_compute_during_communication_is_slowed_by_the_clusters_penalty(
     transformer: Graph,
 ) -> None:
     link = "workers=8,link=1gbit"
@@ -258,8 +258,8 @@ def test_what_computes_beside_communication_is_slowed_by_the_clusters_penalty(
     assert found.step_ns == pytest.approx(replay(slowed).step_ns)
 
 
-def test_the_interval_is_the_calibrations(transformer: Graph) -> None:
-    """A network that was fitted within 4 % is less unsure than one that nobody measured."""
+def test_the_interval_is_that_of_the_calibration(transformer: Graph) -> None:
+    """A network fitted within 4 % is less uncertain than an unmeasured one."""
     calibration = Calibration("2026-01-01", "elsewhere", "gloo", 0.02, 0.04, 1.0)
     fitted = replace(SLOW, calibration=calibration)
     reach = [
@@ -267,14 +267,16 @@ def test_the_interval_is_the_calibrations(transformer: Graph) -> None:
         for cluster in (SLOW, fitted)
         for found in predict(transformer, ["ddp:4"], durations=Copies(), cluster=cluster)  # type: ignore[arg-type]
     ]
-    # Nearly all of the step is communication: twice 4 %, and what any prediction is off by.
+    # Nearly all of the step is communication: twice 4 %, plus the error of any prediction.
     assert 1.08 < reach[1] < 1.12 < 1.4 < reach[0]
 
 
 @pytest.mark.parametrize(
     ("workers", "shape"), [(8, (8,)), (16, (2, 8)), (17, (17,)), (12, (12,)), (32, (4, 8))]
 )
-def test_workers_on_whole_hosts_can_go_by_hosts(workers: int, shape: tuple[int, ...]) -> None:
+def test_workers_on_whole_hosts_can_communicate_by_hosts(
+    workers: int, shape: tuple[int, ...]
+) -> None:
     group = DDP(workers).group(Cluster.load("h100x8-100gbe", hosts=4))
     assert group.shape == shape
     assert group.members.reshape(-1).tolist() == list(range(workers))

@@ -1,4 +1,4 @@
-"""Gradients that are no numbers, and 16 bits that overflow: exactly what DDP would make of them."""
+"""Nonfinite gradients and 16-bit overflow give exactly the result of DDP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.techniques.distributed import PriorityDDP, TwoDState, two_d_allr
 from slipstream.techniques.distributed.priority import plan
 from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
 
-# What an optimizer imports, once for all forks.
+# Imports of an optimizer, once for all forks.
 torch.optim.SGD([torch.zeros(1)], 0.1)
 SLOW = Link(dict.fromkeys(ORDERS, 1e-9), dict.fromkeys(ORDERS, 1e-7), 1.0, 1e-7)
 BAD = {"nan": (torch.nan, torch.float32), "infinite": (torch.inf, torch.float32),
@@ -33,14 +33,14 @@ def weights(model: Any, optimizer: torch.optim.Optimizer, rank: int, bad: str) -
         optimizer.zero_grad()
         drawn = torch.Generator().manual_seed(10 * step + rank)
         out = model(torch.randn(4, 6, generator=drawn).to(dtype))
-        # One rank's gradients are bad, once.
+        # One rank has bad gradients once.
         out.backward(torch.full_like(out, factor if (rank, step) == (1, 6) else 0.01))
         optimizer.step()
     return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_priority_brings_what_ddp_brings(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priority_gives_the_result_of_ddp(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
 
     def work(rank: int) -> Any:
@@ -64,7 +64,7 @@ def test_priority_brings_what_ddp_brings(bad: str, monkeypatch: pytest.MonkeyPat
             assert torch.equal(result.isnan(), theirs.isnan())
 
 
-def test_two_dimensions_bring_what_one_brings() -> None:
+def test_two_dimensions_give_the_result_of_one() -> None:
     def work(rank: int) -> Any:
         found = []
         for factor, dtype in BAD.values():

@@ -1,4 +1,4 @@
-"""What a rank waits for: buckets of known arrivals, layers behind a slow rank, names of layers."""
+"""Exposed waits of a rank: buckets with known arrivals, layers behind a slow rank, layer names."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 def two_layers() -> nn.Sequential:
-    """Two buckets of 0.1 MiB or so: the second layer's, then the first one's."""
+    """Two buckets of about 0.1 MiB: the second layer's, then the first's."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(160, 160, bias=False), nn.Linear(160, 160, bias=False))
 
 
 def arriving(delays_s: dict[int, float], *, blocking: bool = False) -> Callable[[Any], Any]:
-    """A hook whose buckets arrive so long after they were given."""
+    """Return a hook whose buckets arrive this long after they were submitted."""
     pending: list[Any] = []
 
     def on_bucket(bucket: Any) -> Any:
@@ -69,7 +69,7 @@ def arriving(delays_s: dict[int, float], *, blocking: bool = False) -> Callable[
 def one_step(
     model: nn.Module, exposed: ExposedTimes, layers: Layers
 ) -> tuple[dict[str, float], float]:
-    """Seconds by layer of a step, and of its backward pass."""
+    """Return seconds by layer of a step, and of its backward pass."""
     loss = model(torch.ones(1, 160)).square().mean()
     began = time.perf_counter()
     loss.backward()
@@ -87,30 +87,30 @@ def test_a_wait_counts_for_the_bucket_that_ends_it(blocking: bool) -> None:
     delays = {0: LATE_S, 1: LATE_S}
     put_hook(model, arriving(delays, blocking=blocking))
     exposed, layers = ExposedTimes(), Layers(model)
-    # Its buckets are laid out anew after the first step.
+    # Its buckets are rebuilt after the first step.
     model(torch.ones(1, 160)).square().mean().backward()
     assert watch(BuiltWorkload(model), exposed)
     found, _ = one_step(model, exposed, layers)
     assert found["model.1"] == pytest.approx(LATE_S, abs=LATE_S / 2)
-    # The first layer's arrives at about the same time.
+    # The bucket of the first layer arrives at about the same time.
     assert found.get("model.0", 0.0) < LATE_S / 2
     delays[1] = 3 * LATE_S
     found, whole = one_step(model, exposed, layers)
     assert found["model.0"] == pytest.approx(2 * LATE_S, abs=LATE_S / 2)
     assert found["model.0"] + found["model.1"] <= whole
-    # What has arrived while the backward pass goes on is hidden.
+    # Buckets that arrive during the backward pass are hidden.
     delays.update({0: 0.0, 1: 0.0})
     found, _ = one_step(model, exposed, layers)
     assert sum(found.values()) < LATE_S / 2
 
 
 @pytest.mark.usefixtures("alone")
-def test_nothing_is_noted_unless_somebody_watches() -> None:
+def test_nothing_is_recorded_without_watch() -> None:
     model = DistributedDataParallel(two_layers())
     exposed = ExposedTimes()
     assert watch(BuiltWorkload(model), exposed)
     model(torch.ones(1, 160)).sum().backward()
-    # What a backward pass waited for is told when the next one begins, or at the end.
+    # Waits of a backward pass are reported when the next one begins, or at the end.
     assert watch(BuiltWorkload(model), None)
     found = list(exposed.times)
     assert {id(p) for exchange in found for p in exchange.parameters} <= {
@@ -125,7 +125,7 @@ def test_nothing_is_noted_unless_somebody_watches() -> None:
 
 
 def _behind(rank: int, how: str) -> Any:
-    """Three steps beside a rank that computes for longer: by layer; and the weights' bits."""
+    """Return waits by layer and bits of the weights of three steps with a slower rank."""
     model = two_layers()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     wrapped: nn.Module
@@ -162,7 +162,7 @@ def _behind(rank: int, how: str) -> Any:
 
 
 @pytest.mark.parametrize("how", ["plain", "compressed", "priority"])
-def test_ranks_wait_for_one_that_computes_longer(how: str) -> None:
+def test_ranks_wait_for_a_slower_one(how: str) -> None:
     answers = run_ranks(2, lambda rank: _behind(rank, how))
     assert not any(isinstance(answer, Exception) for answer in answers), answers
     (fast, bits), (slow, others) = answers
@@ -170,13 +170,13 @@ def test_ranks_wait_for_one_that_computes_longer(how: str) -> None:
     assert sum(slow.values()) < 0.5 * sum(fast.values())
     assert set(fast) <= {"model.0", "model.1"}
     if how == "priority":
-        # The first layer's gate is where a step stands; the last one's gradients are there then.
+        # A step waits at the first layer's gate, when the last layer's gradients have arrived.
         assert fast["model.0"] > 0.6 * LATE_S
     assert bits == others
 
 
 class Tangled(nn.Module):
-    """Parameters of its own, tied ones, one that its parent reads, and ones that nobody uses."""
+    """Its own parameters, tied ones, one that its parent reads, and unused ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Tangled(nn.Module):
         return self.head(self.attention(x, x, x)[0])
 
 
-def test_layers_are_named_as_in_a_recorded_step() -> None:
+def test_layers_have_the_names_of_a_recorded_step() -> None:
     model = Tangled()
     layers = Layers(model)
     with layers.watching():
@@ -208,7 +208,7 @@ def test_layers_are_named_as_in_a_recorded_step() -> None:
     assert layer(model.head.bias) == "model.head"
     assert layer(model.scale) == "model"
     assert layer(model.attention.out_proj.weight) == "model.attention"
-    # Its parent is called, and does not compute for it: nobody has a better name.
+    # Its parent is called, but does not compute for it: there is no better name.
     assert layer(model.idle.weight) == "model"
     assert layers.order == ["model", "model.table", "model.attention", "model.head"]
     shares = layers.shares([model.scale, model.table.weight])
@@ -216,13 +216,13 @@ def test_layers_are_named_as_in_a_recorded_step() -> None:
     assert layers.shares([]) == {}
 
 
-def test_steps_that_were_held_up_do_not_count() -> None:
+def test_delayed_steps_do_not_count() -> None:
     steps = [{"a": 1.0, "b": 0.0}, {"a": 3.0, "b": 1.0}, {"a": 2.0}, {"a": 90.0, "b": 90.0}]
     assert typical(steps) == {"a": 2.5, "b": 0.5}
     assert typical(steps[:1]) == {"a": 1.0, "b": 0.0}
 
 
-def test_waits_belong_to_the_step_they_begin_in() -> None:
+def test_waits_belong_to_the_step_in_which_they_begin() -> None:
     model = nn.Linear(2, 2)
     exposed, layers = ExposedTimes(), Layers(model)
     for began, ended in ((0.5, 0.6), (1.5, 2.5), (2.5, 2.75), (9.0, 9.5)):

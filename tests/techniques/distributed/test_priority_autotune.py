@@ -1,4 +1,4 @@
-"""What a plan is tried beside: the choice between timed steps, and weights across the changes."""
+"""Trials of plans: the choice between timed steps, and weights across the changes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
 from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
 from slipstream.techniques.distributed.priority.updates import Updates
 
-# What an optimizer imports, once for all forks.
+# Imports of an optimizer, once for all forks.
 torch.optim.SGD([torch.zeros(1)], 0.1)
-# A link on which everything is worth hiding.
+# A link on which hiding communication is always worth it.
 SLOW = Link(dict.fromkeys(ORDERS, 1e-9), dict.fromkeys(ORDERS, 1e-7), 1.0, 1e-7)
 TRIED = [SlicePlan("leader"), SlicePlan("ddp", bucket_mb=1.0), SlicePlan("ddp")]
 
 
 class Net(nn.Module):
-    """A few layers; one that only odd ranks use at times."""
+    """A few layers, and one that odd ranks use at times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,11 +57,11 @@ def train(model: Any, optimizer: torch.optim.Optimizer, rank: int, steps: range)
         ((1.0, 1.3, 1.2), "leader:50000"),
         ((1.3, 1.0, 1.2), "ddp:1"),
         ((1.3, 1.25, 1.2), "ddp:25"),
-        ((0.99, 1.1, 1.0), "ddp:25"),  # a hundredth is no reason
+        ((0.99, 1.1, 1.0), "ddp:25"),  # a hundredth is no reason to switch
         ((6.0, 2.1, 2.0), "ddp:25"),
     ],
 )
-def test_the_last_one_stays_unless_another_is_clearly_faster(
+def test_the_last_plan_stays_unless_another_is_clearly_faster(
     taken: tuple[float, ...], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -71,7 +71,7 @@ def test_the_last_one_stays_unless_another_is_clearly_faster(
         assert not trying.over
         for step in itertools.count():
             trying.begin()
-            # The first steps settle; one of the others is held up.
+            # The first steps settle; one of the others is delayed.
             now += seconds * (50.0 if step in (0, 1, 4) else 1.0)
             if trying.turn_over:
                 break
@@ -81,10 +81,10 @@ def test_the_last_one_stays_unless_another_is_clearly_faster(
     assert list(trying.measured_s.values()) == pytest.approx(taken)
 
 
-def test_a_moment_in_which_the_machine_is_held_up_tips_no_choice(
+def test_a_temporary_delay_does_not_change_the_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps of 3 ms: ten in a row take 20 times as long, while DistributedDataParallel trains."""
+    """Steps of 3 ms: ten in a row take 20 times as long while DistributedDataParallel trains."""
     now = 0.0
     monkeypatch.setattr(autotune.time, "perf_counter", lambda: now)
     trying = Autotune(TRIED, step_s=0.003)
@@ -99,7 +99,7 @@ def test_a_moment_in_which_the_machine_is_held_up_tips_no_choice(
     assert trying.fastest().name == "ddp:25"
 
 
-def test_hooks_leave_nothing_behind() -> None:
+def test_hooks_are_removed_completely() -> None:
     model = Net()
     rounds = Rounds(list(model.parameters()), 2, Updates(torch.optim.SGD(model.parameters(), 0.1)))
     hooks = Hooks(rounds)
@@ -111,13 +111,13 @@ def test_hooks_leave_nothing_behind() -> None:
     for parameter in model.parameters():
         tensor: Any = parameter
         assert tensor._post_accumulate_grad_hooks is None
-        # An empty dictionary would still be looked at in every backward pass.
+        # An empty dictionary would still be visited in every backward pass.
         assert (tensor._backward_hooks is None) == (parameter is not model.last.weight)
     own.remove()
 
 
 @pytest.mark.parametrize("taken", [(1.0, 2.0, 2.0), (2.0, 1.0, 2.0), (2.0, 2.0, 1.0)])
-def test_weights_are_ddps_whoever_trains_and_wins(
+def test_weights_equal_ddps_for_every_plan(
     taken: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
@@ -155,7 +155,7 @@ def test_weights_are_ddps_whoever_trains_and_wins(
     assert run_ranks(2, work) == [((expected, True, True, every, int(won > 0)), 0)] * 2
 
 
-def test_a_rank_that_ends_while_ddp_trains_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ends_during_a_trial_of_ddp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "choose", lambda *_: [SlicePlan("ddp")])
     monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
 

@@ -1,4 +1,4 @@
-"""Parts of PriorityDDP in one process: guards, parts of steps, places, simulated choices."""
+"""Parts of PriorityDDP in one process: guards, partial steps, positions, simulated choices."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Owner:
         self.told += 1
 
 
-def test_who_reads_a_guarded_gradient_is_noted_and_who_asks_its_shape_is_not() -> None:
+def test_reading_a_guarded_gradient_is_noted_and_its_shape_is_not() -> None:
     owner = Owner()
     flat = torch.arange(6.0)
     guard = InFlight.of(flat.view(2, 3), owner)
@@ -76,7 +76,7 @@ def test_who_reads_a_guarded_gradient_is_noted_and_who_asks_its_shape_is_not() -
     assert float(flat.norm()) == pytest.approx(4.0, rel=1e-5)
 
 
-def test_a_unit_lies_in_one_buffer_and_slices_cover_it_once() -> None:
+def test_a_unit_is_in_one_buffer_and_slices_cover_it_once() -> None:
     parameters = [nn.Parameter(torch.zeros(n)) for n in (700, 3, 0)]
     half = nn.Parameter(torch.zeros(10, dtype=torch.bfloat16))
     owner = Owner()
@@ -116,7 +116,7 @@ def test_shares_of_a_slice_cover_it() -> None:
         (torch.optim.NAdam, {"lr": 0.01}),
     ],
 )
-def test_a_step_in_parts_has_the_bits_of_the_whole(make: Any, options: Any) -> None:
+def test_a_step_in_parts_is_bitwise_equal_to_the_whole(make: Any, options: Any) -> None:
     def run(parts: bool) -> list[torch.Tensor]:
         drawn = torch.Generator().manual_seed(3)
         parameters = [nn.Parameter(torch.randn(n, generator=drawn)) for n in (4, 7, 1, 9)]
@@ -130,7 +130,7 @@ def test_a_step_in_parts_has_the_bits_of_the_whole(make: Any, options: Any) -> N
                 gradients[1] = None  # type: ignore[call-overload]
             if parts:
                 settings = updates.settings()
-                optimizer.param_groups[0]["lr"] *= 0.5  # a scheduler, before anything is updated
+                optimizer.param_groups[0]["lr"] *= 0.5  # a scheduler, before any update
                 for number in (3, 0, 2, 1):
                     updates.apply(settings, [(parameters[number], gradients[number])])
             else:
@@ -143,7 +143,7 @@ def test_a_step_in_parts_has_the_bits_of_the_whole(make: Any, options: Any) -> N
     assert all(map(torch.equal, run(True), run(False)))
 
 
-def test_a_failing_update_leaves_the_optimizer_whole() -> None:
+def test_a_failing_update_leaves_the_optimizer_consistent() -> None:
     parameter = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([parameter], 0.1)
     groups = optimizer.param_groups
@@ -161,7 +161,7 @@ def _fail(*_: Any) -> None:
 
 
 class Odd(nn.Module):
-    """Reads others' parameters, its own, and tied ones, not in the order of registration."""
+    """Reads parameters of others, its own, and tied ones, not in order of registration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Odd(nn.Module):
         return self.head(x)
 
 
-def test_places_are_where_parameters_are_read_first() -> None:
+def test_positions_are_where_parameters_are_first_read() -> None:
     model = Odd()
     parameters = list(model.parameters())
     with first_reads(model, parameters) as read:
@@ -190,7 +190,7 @@ def test_places_are_where_parameters_are_read_first() -> None:
     order = {next(n for n, m in model.named_modules() if m is module): [named[id(p)] for p in ps]
              for module, ps in found}  # fmt: skip
     assert list(order) == ["", "table", "attend", "rnn"]
-    # What was not read is waited for at the very beginning.
+    # Parameters that were never read are awaited at the very beginning.
     assert set(order[""]) == {"idle.weight", "idle.bias", "position"}
     assert order["table"] == ["head.weight"]
     assert "attend.out_proj.weight" in order["attend"]
@@ -199,7 +199,7 @@ def test_places_are_where_parameters_are_read_first() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_the_clock_leaves_out_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_excludes_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 10.0, 13.0, 17.0, 20.0])
     monkeypatch.setattr(
         "slipstream.techniques.distributed.priority.learning.time.perf_counter", lambda: next(now)
@@ -225,7 +225,7 @@ def test_the_clock_leaves_out_what_was_waited_for(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_nothing_is_on_its_way_while_computation_is_timed(timed: bool) -> None:
+def test_nothing_is_sent_while_computation_is_timed(timed: bool) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     rounds = Rounds(list(model.parameters()), 2, Updates(torch.optim.SGD(model.parameters(), 0.1)))
     rounds.lay_out(units_of([list(layer.parameters()) for layer in model], rounds))
@@ -242,11 +242,11 @@ def test_nothing_is_on_its_way_while_computation_is_timed(timed: bool) -> None:
     rounds.clock = Clock() if timed else None
     Hooks(rounds).attach()
     model(torch.ones(1, 2)).sum().backward()
-    # Number of the unit, and whether the backward pass has made all others' gradients by then.
+    # Number of the unit, and whether the backward pass has computed all others by then.
     assert handed == [(1, timed), (0, True)]
 
 
-def test_a_second_backward_pass_adds_to_nothing_that_is_on_its_way() -> None:
+def test_a_second_backward_pass_does_not_modify_a_buffer_in_transfer() -> None:
     model = nn.Linear(2, 2)
     rounds = Rounds(list(model.parameters()), 2, Updates(torch.optim.SGD(model.parameters(), 0.1)))
     rounds.lay_out(units_of([list(model.parameters())], rounds))
@@ -269,7 +269,7 @@ def test_a_second_backward_pass_adds_to_nothing_that_is_on_its_way() -> None:
     model(torch.ones(1, 2)).sum().backward()
     assert not seen
     model(torch.ones(1, 2)).sum().backward()
-    # What is awaited first is still what was sent.
+    # The first result is still that of the sent values.
     assert torch.equal(seen[0], sent[0])
     assert torch.equal(sent[1][:-2], (sent[0] + sent[0] / 2)[:-2])
 
@@ -295,7 +295,7 @@ def step_of(layers: list[Layer]) -> StepCosts:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_simulated_step_is_between_its_bound_and_one_after_the_other(
+def test_a_simulated_step_is_between_its_bound_and_the_sequential_time(
     name: str, order: str
 ) -> None:
     step = step_of(named(name, 0.1))
@@ -314,43 +314,43 @@ def test_a_simulated_step_is_between_its_bound_and_one_after_the_other(
 
 def test_two_layers_by_hand() -> None:
     # Forward 1 + 1, backward 2 + 2; the last layer's gradients take 4 s, the first's 1 s. They
-    # are ready at 4 and 6 s. Alone, nothing overtaken: the first is there at 8 or, first, at 7.
+    # are ready at 4 and 6 s. In order, the first layer's arrive at 8 or, if first, at 7.
     layers = [Layer(1, 1.0, 2.0), Layer(4, 1.0, 2.0)]
     step = step_of(layers)
     slow = link(0.25)
     assert barrier(step, slow, [[(1, 16.0)], [(0, 4.0)]]) == pytest.approx(9.0)
-    # Two parameters of a layer are sent once each, wherever they are.
+    # Two parameters of a layer are sent once each, in any unit.
     parts = [[(1, 8.0), (1, 8.0)], [(0, 4.0)]]
     assert barrier(step, slow, parts) == pytest.approx(9.0)
     assert barrier(step, slow, [[(1, 8.0)], [(1, 8.0), (0, 4.0)]]) == pytest.approx(9.0)
     # In slices of 1 s, one at a time: the last layer's two first until 6, the first layer's until
-    # 7, then the rest until 9. The first layer goes on at 7 and the last one at 9, until 10, where
-    # its backward pass began at 2.
+    # 7, then the others until 9. The first layer resumes at 7 and the last at 9, until 10, with
+    # the backward pass starting at 2.
     taken = gated(step, slow, "leader", 1, 1)
     assert taken.step_s == pytest.approx(8.0)
     assert gated(step, link(0.26), "leader", 1, 1).order == (1, 2, 0, 3, 4)
     # Two at a time: the third leaves before the first layer's gradients are ready.
     assert gated(step, link(0.26), "leader", 1, 2).order == (1, 2, 3, 0, 4)
-    # Whole: the first layer's gradients wait until 8, and are there at 9.
+    # Unsliced: the first layer's gradients wait until 8, and arrive at 9.
     assert gated(step, slow, "leader", 4, 1).step_s == pytest.approx(9.0)
 
 
 def test_slices_in_two_halves_share_a_link() -> None:
-    # One layer of four slices of 1 s, ready at once; all are sent in 4 s however many are ahead,
-    # and with one ahead, and its sum awaited, too: it is added up in no time.
+    # One layer of four slices of 1 s, ready together; all are sent in 4 s for any number in flight,
+    # and with one in flight, also if its sum is awaited, since adding takes no time.
     step = step_of([Layer(4, 0.0, 0.0)])
     for order in ("leader", "static", "rs_ag"):
         for ahead in (1, 2, 8):
             assert gated(step, link(0.25), order, 1, ahead).step_s == pytest.approx(4.0)
-    # Each way carries other slices: half of them go over each, then back over the other.
+    # Each direction carries other slices: half of them use each, then return on the other.
     for ahead in (1, 4):
         assert gated(step, link(0.25), "p2p", 1, ahead).step_s == pytest.approx(4.0)
-    # All go there before any comes back.
+    # All go out before any returns.
     assert gated(step, link(0.25), "rs_ag", 1, 1).order == (0, 1, 2, 3, 0, 1, 2, 3)
 
 
-def test_what_computes_and_what_sends_slow_each_other() -> None:
-    # As above; but while both are under way, a tenth of the rate is left, or all of it.
+def test_computing_and_sending_slow_each_other() -> None:
+    # As above, but while both run, a tenth of the rate remains, or all of it.
     layers = [Layer(1, 1.0, 2.0), Layer(4, 1.0, 2.0)]
     buckets = [[(1, 16.0)], [(0, 4.0)]]
 
@@ -364,35 +364,35 @@ def test_what_computes_and_what_sends_slow_each_other() -> None:
         assert barrier(step, link_with(shares), buckets) == pytest.approx(9.0)
     step = replace(step_of(layers), busy=1.0)
     slow = link_with(Shares(link=0.1))
-    # From 4 to 6 the first bucket gets 0.2 s of its 4; 4.8 are left when all is computed.
+    # From 4 to 6 the first bucket gets 0.2 s of its 4; 4.8 remain after the computation.
     assert barrier(step, slow, buckets) == pytest.approx(10.8)
-    # All orders come near computation and communication one after the other, 11, and none beyond.
+    # All orders are near the sequential time of 11, and none is beyond.
     for order in ORDERS:
         assert 9.5 < gated(step, slow, order, 1, 1).step_s <= 11.0 + 1e-6
     half = replace(step, busy=0.5)
     assert barrier(half, slow, buckets) == pytest.approx(6.0 + 5.0 - 2.0 * 0.55)
-    # Computation at half of its pace: the first layer's gradients are ready at 8, when the last
+    # Computation at half its pace: the first layer's gradients are ready at 8, when the last
     # layer's have just been sent.
     slowed = link_with(Shares(core=0.5))
     assert barrier(step, slowed, buckets) == pytest.approx(9.0)
-    # With neither in the other's way two thirds of the time: as with the nearest that is known.
+    # For a contention between the measured ones, the nearest measured one is used.
     assert gated(step, slowed, "leader", 4, 3).step_s == gated(step, slowed, "leader", 4, 1).step_s
 
 
-def test_what_is_left_of_a_rate_beside_computation() -> None:
-    # There while all computed, in 4 times its time; nothing moved; as fast as alone.
+def test_the_remaining_rate_during_computation() -> None:
+    # Sent while all computed, in 4 times its time; nothing sent; as fast as alone.
     assert link_share(1.0, 4.0, 4.0) == pytest.approx(0.25)
     assert link_share(1.0, 3.0, 4.0) == pytest.approx(0.01)
     assert link_share(1.0, 1.0, 1.0) == pytest.approx(1.0)
     # Half of it within three times its time, the other half afterwards.
     assert link_share(1.0, 3.0, 3.5) == pytest.approx(0.5 / 3)
-    # 10 products a second alone; as many in four seconds, faster than alone, hardly any.
+    # 10 matmuls per second alone; as many in four seconds, faster than alone, hardly any.
     assert core_share((10, 1.0), (10, 4.0)) == pytest.approx(0.25)
     assert core_share((20, 2.0), (50, 4.0)) == 1.0
     assert core_share((1000, 1.0), (1, 4.0)) == pytest.approx(0.01)
 
 
-def test_a_channel_that_closes_or_fails_begins_no_round() -> None:
+def test_a_channel_that_closes_or_fails_starts_no_round() -> None:
     units = units_of([[nn.Parameter(torch.ones(4))]], Owner())
     cut(units, 100)
     for ends in ("close", "fail"):
@@ -415,7 +415,7 @@ def test_choices() -> None:
     numbers = sum(step.elements)
     plans = choose(free, step, link(0.366 / numbers / 4, 0.001), units)
     chosen = plans[0]
-    # What is predicted to be within 5 % is tried, and what it has to beat.
+    # Plans predicted within 5 % are tried, and the one they have to beat.
     ours = [plan.predicted_s[plan.name] for plan in plans[:-1]]
     assert 2 <= len(ours) <= 4
     assert max(ours) <= 1.05 * min(ours)
@@ -425,7 +425,7 @@ def test_choices() -> None:
     assert chosen.credit_bytes == 400_000
     assert chosen.predicted_s["leader:50000"] < 0.85 * chosen.predicted_s["ddp:1"]
     assert [plan.order for plan in choose(free, step, link(1e-12), units)] == ["ddp"]
-    # Small buckets where the last one would stick out; the largest where it does not matter.
+    # Small buckets if the last one would be exposed; the largest if it does not matter.
     even = step_of(named("uniform", 0.2))
     equal = units_of([[nn.Parameter(torch.zeros(60_000 - 1))]] * 16, Owner())
     costly = dict.fromkeys(ORDERS, 1.0)
@@ -439,7 +439,7 @@ def test_choices() -> None:
     assert sorted(fixed.static) == list(range(len(cut(units, 30_000))))
 
 
-def test_ddp_sends_every_parameter_once_however_many_wait_together() -> None:
+def test_ddp_sends_every_parameter_once_even_if_several_are_awaited_together() -> None:
     # Weight and bias of each layer, awaited together, in one bucket that leaves after all of them.
     layers = [Layer(1000, 0.0, 0.001)] * 3
     groups = [[nn.Parameter(torch.zeros(990)), nn.Parameter(torch.zeros(8))] for _ in layers]
@@ -448,7 +448,7 @@ def test_ddp_sends_every_parameter_once_however_many_wait_together() -> None:
     assert found.predicted_s["ddp:25"] == pytest.approx(0.003 + 3 * 998 * 4e-6)
 
 
-def test_the_technique_says_how_to_begin() -> None:
+def test_the_technique_explains_how_to_start() -> None:
     (technique,) = parse("priority_sync:4,slice=50000")
     with pytest.raises(WorkloadError, match="needs 4 processes"):
         technique.apply(BuiltWorkload(None, None, None, None))  # type: ignore[arg-type, call-arg]

@@ -1,4 +1,4 @@
-"""PriorityDDP between real processes: the weights of DDP, in every order and through every loop."""
+"""PriorityDDP between real processes: the weights of DDP, in every order and training loop."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from slipstream.techniques.distributed.priority import plan
 from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
 from slipstream.workload import BuiltWorkload
 
-# What an optimizer imports, once for all forks.
+# Imports of an optimizer, once for all forks.
 torch.optim.SGD([torch.zeros(1)], 0.1)
-# A link on which nothing can be hidden, and one on which everything is worth hiding.
+# A link on which nothing can be hidden, and one on which hiding is always worth it.
 FAST = Link(dict.fromkeys(ORDERS, 1e-3), dict.fromkeys(ORDERS, 1e-12), 1e-9, 1e-12)
 SLOW = Link(dict.fromkeys(ORDERS, 1e-9), dict.fromkeys(ORDERS, 1e-7), 1.0, 1e-7)
 STEPS = 9
@@ -78,7 +78,7 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, bool]:
 
 
 def trained(kind: str, rank: int, loop: Any = None, **options: Any) -> dict[str, torch.Tensor]:
-    """Weights after some steps of DDP (no options) or of PriorityDDP."""
+    """Return weights after some steps of DDP (no options) or of PriorityDDP."""
     model = Awkward()
     optimizer = OPTIMIZERS[kind](model.parameters())
     wrapped: Any
@@ -108,7 +108,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_two_ranks_have_the_bits_of_ddp(kind: str) -> None:
+def test_two_ranks_equal_ddp_bitwise(kind: str) -> None:
     def work(rank: int) -> dict[str, bool]:
         theirs = trained(kind, rank)
         return {
@@ -119,7 +119,7 @@ def test_two_ranks_have_the_bits_of_ddp(kind: str) -> None:
     assert run_ranks(2, work) == [dict.fromkeys(ORDERS, True)] * 2
 
 
-def test_four_ranks_agree_to_the_bit_and_with_ddp_to_rounding() -> None:
+def test_four_ranks_are_bitwise_equal_and_equal_ddp_up_to_rounding() -> None:
     def work(rank: int) -> Any:
         theirs = trained("momentum", rank)
         found = []
@@ -151,7 +151,7 @@ def scaling_loop(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> Non
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = model(*batch(rank, step)).square().mean()
-        # An overflow on one rank makes all skip the step.
+        # An overflow on one rank makes all ranks skip the step.
         scaler.scale(loss * torch.inf if step == 6 and rank == 1 else loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -172,7 +172,7 @@ def accumulating_loop(model: Any, optimizer: torch.optim.Optimizer, rank: int) -
             model(*batch(rank, 3 * step)).square().mean().backward()
         model(*batch(rank, 3 * step + 1)).square().mean().backward()
         optimizer.step()
-        # Not the optimizer's: what is on its way must not be zeroed.
+        # Not through the optimizer: gradients in transfer must not be zeroed.
         model.module.zero_grad(set_to_none=step % 2 == 0)
 
 
@@ -214,7 +214,7 @@ def reading_loop(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> Non
 
 
 def replacing_loop(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    """Puts other gradients in their place, and takes one away."""
+    """Replaces gradients, and removes one."""
     for step in range(STEPS):
         optimizer.zero_grad()
         model(*batch(rank, step)).square().mean().backward()
@@ -243,7 +243,7 @@ def test_every_kind_of_loop_trains_as_with_ddp() -> None:
     assert run_ranks(2, work) == [dict.fromkeys(LOOPS, True)] * 2
 
 
-def test_reading_gradients_before_the_step_says_what_it_costs() -> None:
+def test_reading_gradients_before_the_step_warns_of_its_cost() -> None:
     def work(rank: int) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -255,7 +255,7 @@ def test_reading_gradients_before_the_step_says_what_it_costs() -> None:
         assert re.search(r"optimizer\.step\(\).*\b[\d.]+ ms\b", messages[0])
 
 
-def test_updates_come_layer_by_layer_and_before_anybody_looks() -> None:
+def test_updates_run_layer_by_layer_before_any_access() -> None:
     def work(rank: int) -> Any:
         model = Awkward()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -274,7 +274,7 @@ def test_updates_come_layer_by_layer_and_before_anybody_looks() -> None:
         found["moved"] = not torch.equal(before, model.last.weight)
         weights = copy.deepcopy(wrapped.state_dict())
         plain_loop(wrapped, optimizer, rank)
-        # A checkpoint goes on exactly, in a new wrapper.
+        # A checkpoint continues exactly in a new wrapper.
         wrapped.close()
         other = Awkward()
         again = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9)
@@ -291,11 +291,13 @@ def test_updates_come_layer_by_layer_and_before_anybody_looks() -> None:
 
 
 def _as_used(model: Awkward) -> list[nn.Parameter]:
-    """First parameters of units, after those that were never read."""
+    """Return the first parameters of units, after those that were never read."""
     return [model.never.weight]
 
 
-def test_auto_goes_by_prediction_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_follows_the_prediction_and_is_equal_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def work(rank: int) -> Any:
         found = []
         for link in (FAST, SLOW):
@@ -318,7 +320,7 @@ def test_auto_goes_by_prediction_the_same_on_all_ranks(monkeypatch: pytest.Monke
     assert {"ddp:25", "static:12500"} <= fast[1][0].predicted_s.keys()
 
 
-def test_one_process_trains_as_it_is() -> None:
+def test_a_single_process_trains_unchanged() -> None:
     def work(rank: int) -> bool:
         model, other = Awkward(), Awkward()
         own = torch.optim.SGD(model.parameters(), 0.1)
@@ -343,7 +345,7 @@ def test_a_rank_that_ends_is_named_on_all(order: str) -> None:
             os._exit(1)
         with pytest.raises(CommunicationError) as caught:
             to_the_end(wrapped, optimizer, rank)
-        # On a busy machine, another one may be slow to say that it lives.
+        # On a busy machine, another one may be slow to report that it is alive.
         return 1 in caught.value.ranks
 
     assert run_ranks(3, work) == [True, None, True]
@@ -365,7 +367,7 @@ def test_a_rank_that_raises_in_its_backward_pass_is_named(lives: bool) -> None:
             with pytest.raises(ZeroDivisionError):
                 loss.backward()
             if lives:
-                os.read(ended, 1)  # stuck, as far as the other can tell
+                os.read(ended, 1)  # hanging, as far as the other can see
             with pytest.raises(UsageError, match="backward"):
                 optimizer.step()
             return "raised"
@@ -381,7 +383,7 @@ def _raise(gradient: torch.Tensor) -> None:
     raise ZeroDivisionError
 
 
-def test_what_cannot_be_is_named() -> None:
+def test_invalid_uses_are_named() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(UsageError, match="process group"):
         PriorityDDP(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -428,7 +430,7 @@ def test_what_cannot_be_is_named() -> None:
             assert word in message
 
 
-def test_optimizers_that_may_look_at_several_parameters_step_at_once() -> None:
+def test_optimizers_that_read_several_parameters_step_together() -> None:
     class Mine(torch.optim.SGD):
         pass
 
@@ -450,7 +452,7 @@ def test_optimizers_that_may_look_at_several_parameters_step_at_once() -> None:
         assert (due, equal) == (False, True)
 
 
-def test_the_technique_puts_it_on() -> None:
+def test_the_technique_attaches_it() -> None:
     def work(rank: int) -> bool:
         model = Awkward()
         built = BuiltWorkload(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))

@@ -1,4 +1,4 @@
-"""Each rank updates its share: the losses, state and weights of the unsharded optimizer."""
+"""Each rank updates its share: losses, state and weights equal the unsharded optimizer's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.techniques.distributed import CommunicationError, Lamb, Lars, ShardedUpdate
 from slipstream.techniques.distributed.sharded.layerwise import squares
 
-# What an optimizer imports, once for all forks.
+# Imports of an optimizer, once for all forks.
 torch.optim.SGD([torch.zeros(1)], 0.1)
 STEPS = 50
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As in the ranks: sums of several threads are rounded otherwise."""
+    """One thread, as in the ranks: sums over several threads round differently."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Scaled(nn.Module):
-    """By one number; smooth, so that rounding stays rounding."""
+    """Smooth in one input, so that rounding errors stay small."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Scaled(nn.Module):
 
 
 def small() -> nn.Module:
-    """Layers whose sizes nothing divides, and one of a single number."""
+    """Layers with indivisible sizes, and one of a single element."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 17), nn.Tanh(), nn.Linear(17, 5), Scaled(), nn.Linear(5, 4))
 
@@ -81,7 +81,7 @@ def averaged(model: nn.Module, size: int, step: int) -> list[float]:
 
 
 def alone(name: str, size: int, steps: int = STEPS) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """What one process makes of all ranks' batches: losses [steps, ranks], weights, state."""
+    """Return losses [steps, ranks], weights and state of one process on all ranks' batches."""
     model = small()
     optimizer = OPTIMIZERS[name](model.parameters())
     losses = []
@@ -93,7 +93,7 @@ def alone(name: str, size: int, steps: int = STEPS) -> tuple[torch.Tensor, torch
 
 
 @pytest.mark.parametrize(("size", "in_ddp"), [(1, False), (2, True), (3, False), (4, True)])
-def test_losses_are_those_of_the_unsharded_optimizer(size: int, in_ddp: bool) -> None:
+def test_losses_equal_those_of_the_unsharded_optimizer(size: int, in_ddp: bool) -> None:
     def work(rank: int) -> Any:
         answers = {}
         for name, make in OPTIMIZERS.items():
@@ -124,11 +124,11 @@ def test_losses_are_those_of_the_unsharded_optimizer(size: int, in_ddp: bool) ->
                     assert torch.allclose(again, torch.as_tensor(value), 1e-3, 1e-6), (name, key)
         whole = found[0][name][3].unsharded_bytes
         numbers = sum(result[name][3].sharded_bytes for result in found)
-        # Together once, but for counts of steps, which all ranks keep.
+        # Stored once in total, except for step counts, which all ranks keep.
         assert whole <= numbers <= whole + 4 * 8 * size
 
 
-def test_state_goes_on_exactly_and_with_another_number_of_ranks() -> None:
+def test_state_resumes_exactly_and_with_another_number_of_ranks() -> None:
     def train(model: nn.Module, optimizer: Any, rank: int, size: int, steps: range) -> torch.Tensor:
         """Every rank has the same batch, so that the number of ranks does not matter."""
         for step in steps:
@@ -180,7 +180,7 @@ def test_state_goes_on_exactly_and_with_another_number_of_ranks() -> None:
         assert (train(model, plain, 0, 1, range(4, 8)) - before[name][2]).abs().max() <= 1e-5, name
 
 
-def test_groups_schedules_strides_and_parameters_without_a_gradient() -> None:
+def test_groups_schedulers_strides_and_parameters_without_a_gradient_work() -> None:
     def made() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
         torch.manual_seed(0)
         model = nn.ModuleDict(
@@ -199,7 +199,7 @@ def test_groups_schedules_strides_and_parameters_without_a_gradient() -> None:
     def forward(model: Any, rank: int, step: int) -> torch.Tensor:
         x = torch.randn(4, 2, 5, 5, generator=torch.Generator().manual_seed(10 * step + rank))
         x = model["conv"](x.to(memory_format=torch.channels_last)).mean((2, 3))
-        # Rank 1 alone uses this one, in one step; the unsharded average has zeros of the others.
+        # Rank 1 alone uses this one, in one step; the unsharded average has zeros from the others.
         y = model["used"](x) + (model["idle"](x) if rank == 1 and step == 3 else 0.0)
         return model["wide"](y.double()).square().mean()
 
@@ -232,7 +232,7 @@ def test_groups_schedules_strides_and_parameters_without_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("in_ddp", [False, True])
-def test_one_rank_s_overflow_makes_all_skip_and_nan_arrives_as_unsharded(in_ddp: bool) -> None:
+def test_overflow_on_one_rank_makes_all_skip_and_nan_arrives_as_unsharded(in_ddp: bool) -> None:
     size = 3
 
     def work(rank: int) -> Any:
@@ -274,13 +274,13 @@ def test_one_rank_s_overflow_makes_all_skip_and_nan_arrives_as_unsharded(in_ddp:
         assert outcome[4].isnan().all()
 
 
-def test_overflow_is_found_where_one_rank_has_all_of_the_last_bucket() -> None:
+def test_overflow_is_found_if_one_rank_has_the_whole_last_bucket() -> None:
     size = 2
 
     def work(rank: int) -> Any:
         torch.manual_seed(0)
         model = nn.Sequential(Scaled(), nn.Linear(8, 5), nn.Linear(5, 4))
-        # A bucket for every parameter from the second step on, the first parameter's last.
+        # One bucket per parameter from the second step on, the first parameter's last.
         wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-5)
         optimizer = ShardedUpdate(torch.optim.SGD(model.parameters(), 0.1), wrapped)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -300,7 +300,7 @@ def test_overflow_is_found_where_one_rank_has_all_of_the_last_bucket() -> None:
     assert run_ranks(size, work) == [([True, False], 2.0**9)] * size
 
 
-def test_gradients_in_other_strides_are_clipped_too() -> None:
+def test_gradients_with_other_strides_are_clipped_too() -> None:
     def work(rank: int) -> torch.Tensor:
         conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         nn.init.zeros_(conv.weight)
@@ -317,8 +317,8 @@ def test_gradients_in_other_strides_are_clipped_too() -> None:
 
 
 @pytest.mark.parametrize("kind", [Lars, Lamb])
-def test_layerwise_updates_are_those_of_the_papers(kind: Any) -> None:
-    """Written out for one layer, in float64, as the papers have them."""
+def test_layerwise_updates_equal_those_of_the_papers(kind: Any) -> None:
+    """Written out for one layer, in float64, as in the papers."""
     drawn = torch.Generator().manual_seed(0)
     w = torch.randn(7, 3, generator=drawn, dtype=torch.float64)
     p = nn.Parameter(w.clone())
@@ -344,7 +344,7 @@ def test_layerwise_updates_are_those_of_the_papers(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 10_003])
-def test_squares_of_parts_add_up_to_those_of_the_whole(length: int) -> None:
+def test_squares_of_parts_sum_to_those_of_the_whole(length: int) -> None:
     drawn = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         tensor = torch.randn(length, generator=drawn).to(dtype)
@@ -354,7 +354,7 @@ def test_squares_of_parts_add_up_to_those_of_the_whole(length: int) -> None:
             assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_without_adapting_they_are_the_plain_optimizers() -> None:
+def test_without_adaptation_they_are_the_plain_optimizers() -> None:
     first, second = small(), small()
     pairs = [
         (Lars(first.parameters(), 0.1, adapt=False, weight_decay=0.1),
@@ -371,7 +371,7 @@ def test_without_adapting_they_are_the_plain_optimizers() -> None:
             assert (flat(first) - flat(second)).abs().max() <= 1e-6
 
 
-def test_what_cannot_be_sharded_is_named() -> None:
+def test_unsupported_optimizers_are_named() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(UsageError, match=r"^sharded_update\b.*\bprocess group\b"):
         ShardedUpdate(torch.optim.SGD(model.parameters(), 0.1))

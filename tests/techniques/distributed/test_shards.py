@@ -1,4 +1,4 @@
-"""Shards, shared updates, grids and priorities: what they send, hold and hide."""
+"""Shards, sharded updates, grids and priorities: bytes, memory and hidden communication."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gradient_bytes(graph: Graph) -> int:
 
 @pytest.mark.parametrize("text", ALL)
 @pytest.mark.parametrize("name", ["transformer", "dropout"])
-def test_every_way_gives_a_whole_graph_that_runs(name: str, text: str) -> None:
+def test_every_technique_gives_a_complete_graph_that_runs(name: str, text: str) -> None:
     graph = graph_of(name)
     made = shared(graph, SLOW, text)
     made.check()
@@ -47,8 +47,8 @@ def test_every_way_gives_a_whole_graph_that_runs(name: str, text: str) -> None:
     assert float(path.busy_ns.sum() + path.waited_ns.sum()) == pytest.approx(timeline.step_ns)
 
 
-def test_bytes_are_those_of_the_papers() -> None:
-    """ZeRO 1 and 2 send as much as an all-reduce, ZeRO 3 half as much again (all but a unit)."""
+def test_bytes_equal_those_of_the_papers() -> None:
+    """ZeRO 1 and 2 send as much as an all-reduce, ZeRO 3 half as much again (all but one unit)."""
     graph = graph_of("transformer")
     whole = 2 * (_N - 1) / _N * gradient_bytes(graph)
     for text in ("ddp:4", "ddp:4+sharded_update", "fsdp:4,stage=2", "priority_sync:4"):
@@ -61,7 +61,7 @@ def test_bytes_are_those_of_the_papers() -> None:
     assert sent(units) == pytest.approx(1.5 * whole - (_N - 1) / _N * last)
 
 
-def test_stages_hold_ever_less() -> None:
+def test_later_stages_need_less_memory() -> None:
     graph = graph_of("transformer")
     peaks = [
         replay(shared(graph, FAST, text)).peak_bytes
@@ -71,7 +71,7 @@ def test_stages_hold_ever_less() -> None:
     assert len(set(peaks)) == len(peaks)
 
 
-def test_the_update_is_shared_out() -> None:
+def test_the_update_is_divided() -> None:
     graph = graph_of("transformer")
     update = graph.tasks.phase == StepPhase.OPTIMIZER
     whole = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[update].sum())
@@ -81,7 +81,7 @@ def test_the_update_is_shared_out() -> None:
     assert left == pytest.approx(whole / _N)
 
 
-def test_what_is_gathered_for_the_next_layer_hides_behind_this_one() -> None:
+def test_gathering_for_the_next_layer_is_hidden_behind_this_one() -> None:
     graph = tail_heavy()
     network = Cluster.load("workers=8,link=100gbit,latency=1us")
     made = shared(graph, network, "fsdp:4,unit_mb=0.005")
@@ -93,7 +93,7 @@ def test_what_is_gathered_for_the_next_layer_hides_behind_this_one() -> None:
     assert timeline.step_ns - compute < 0.9 * total
 
 
-def test_urgent_slices_overtake_and_the_forward_pass_waits_for_its_own_layer_only() -> None:
+def test_urgent_slices_overtake_and_a_layer_waits_for_its_own_gradients_only() -> None:
     graph = tail_heavy()
     spent = replay(graph).step_ns
     nbytes = gradient_bytes(graph)
@@ -119,15 +119,15 @@ def test_urgent_slices_overtake_and_the_forward_pass_waits_for_its_own_layer_onl
     assert not (by_priority.tasks.phase == StepPhase.OPTIMIZER).any()
 
 
-def test_the_best_slice_gives_the_shortest_step() -> None:
+def test_the_best_slice_size_gives_the_shortest_step() -> None:
     graph = tail_heavy()
     sizes = (12_500, 50_000, 200_000, 800_000, 3_200_000)
     every = [shared(graph, SLOW, f"priority_sync:4,slice={size}") for size in sizes]
     assert shared(graph, SLOW, "priority_sync:4") == min(every, key=lambda g: replay(g).step_ns)
 
 
-def test_a_grid_pays_where_one_dimension_is_slower() -> None:
-    """Hosts of eight joined by slower cables: only an eighth of the bytes crosses them."""
+def test_a_grid_helps_if_one_dimension_is_slower() -> None:
+    """Hosts of eight joined by slower links: only an eighth of the bytes crosses them."""
     graph = graph_of("transformer")
     hosts = Cluster.load("h100x8-100gbe", hosts=4)
     flat = shared(graph, hosts, "ddp:32,algo=ring")
@@ -146,12 +146,12 @@ def test_a_grid_pays_where_one_dimension_is_slower() -> None:
         ("two_d_allreduce:2", "combine it, for example ddp"),
     ],
 )
-def test_alone_they_say_what_to_combine_them_with(text: str, message: str) -> None:
+def test_alone_they_name_the_techniques_to_combine_with(text: str, message: str) -> None:
     (technique,) = parse(text)
     assert message in str(refusal(technique, graph_of("mlp")))
 
 
-def test_a_grid_that_is_none_is_named() -> None:
+def test_an_invalid_grid_is_named() -> None:
     found = predict(
         graph_of("mlp"), ["ddp:4+two_d_allreduce:3", "ddp:4+two_d_allreduce"],
         durations=Copies(), cluster=FAST,  # type: ignore[arg-type]
@@ -165,13 +165,13 @@ def test_a_grid_that_is_none_is_named() -> None:
     ["fsdp:1", "fsdp:4,stage=4", "fsdp:4,unit_mb=0", "priority_sync:4,slice=3",
      "priority_sync:1", "two_d_allreduce:-1"],
 )  # fmt: skip
-def test_settings_that_cannot_be_are_named(text: str) -> None:
+def test_invalid_settings_are_named(text: str) -> None:
     with pytest.raises(InvalidArgumentError):
         parse(text)
 
 
 @pytest.mark.parametrize("text", ["ddp+fsdp", "fsdp+sharded_update", "ddp+priority_sync"])
-def test_two_ways_to_spread_one_step_conflict(text: str) -> None:
+def test_two_ways_to_distribute_one_step_conflict(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be combined"):
         parse(text)
 
@@ -186,7 +186,7 @@ def test_too_few_devices_are_named_before_anything_is_measured() -> None:
             predict(graph_of("mlp"), [text], durations=Never(), cluster=FAST)  # type: ignore[arg-type]
 
 
-def test_inference_has_nothing_to_share() -> None:
+def test_inference_has_nothing_to_shard() -> None:
     graph = graph_of("mlp inference")
     assert not np.any(graph.tasks.phase == StepPhase.BACKWARD)
     for text in ("fsdp:4", "priority_sync:4"):

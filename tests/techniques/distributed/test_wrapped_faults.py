@@ -1,4 +1,4 @@
-"""What users do by mistake, and what ranks do to each other beside the exchange of gradients."""
+"""Mistakes of users, and failures of ranks outside the exchange of gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slipstream.techniques.distributed import (
     two_d_hook,
 )
 
-# What an optimizer imports, once for all forks.
+# Imports of an optimizer, once for all forks.
 torch.optim.SGD([torch.zeros(1)], 0.1)
 
 
@@ -47,7 +47,7 @@ def said_by(act: Callable[[], Any]) -> tuple[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("what", ["adasum_all_reduce", "average_buffers"])
-def test_a_rank_that_ends_is_named_by_functions_too(what: str) -> None:
+def test_a_rank_that_ends_is_named_by_functions(what: str) -> None:
     def act() -> None:
         if what == "average_buffers":
             average_buffers(nn.BatchNorm1d(3))
@@ -65,7 +65,7 @@ def test_a_rank_that_ends_is_named_by_functions_too(what: str) -> None:
         assert found[rank][1] == (1,), found[rank]
 
 
-def test_buffers_that_differ_are_named_before_any_is_exchanged() -> None:
+def test_buffers_that_differ_are_named_before_any_exchange() -> None:
     def work(rank: int) -> Any:
         module = nn.BatchNorm1d(3 + rank)
         messages = said_by(lambda: average_buffers(module))
@@ -97,7 +97,7 @@ def hooked(model: DistributedDataParallel, how: str) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 @pytest.mark.parametrize("how", ["compress", "sharded", "adasum", "two_d"])
-def test_a_rank_missing_when_buffers_are_sent_around_is_named_in_time(
+def test_a_rank_missing_in_a_broadcast_of_buffers_is_named_in_time(
     how: str, end: signal.Signals
 ) -> None:
     def work(rank: int) -> Any:
@@ -109,7 +109,7 @@ def test_a_rank_missing_when_buffers_are_sent_around_is_named_in_time(
             optimizer.step()
             optimizer.zero_grad()
         if rank == 1:
-            # Where a stopped rank would stay: the parent takes it away at the end.
+            # A stopped rank would remain: the parent removes it at the end.
             os.kill(os.getpid(), end)
         began = time.monotonic()
         return (*said_by(lambda: model(torch.randn(8, 4))), time.monotonic() - began)
@@ -132,7 +132,7 @@ def test_buffers_are_those_of_rank_0_as_without_a_hook() -> None:
             torch.manual_seed(10 + rank)
             for _ in range(2):
                 model(torch.randn(8, 4)).sum().backward()
-            # The third step's begin sends around what the second left.
+            # The start of the third step broadcasts the buffers of the second.
             model.eval()
             model.train()
             model(torch.zeros(2, 4))
@@ -163,7 +163,7 @@ def test_a_rank_that_ends_before_auto_chooses_is_named() -> None:
     assert "auto" in found[0]
 
 
-def test_sparse_gradients_are_named_by_hooks_that_cannot_send_them() -> None:
+def test_hooks_without_support_for_sparse_gradients_name_them() -> None:
     def work(rank: int) -> list[str]:
         messages = []
         for hooked in ("adasum", "two_d", "sharded"):
@@ -184,7 +184,7 @@ def test_sparse_gradients_are_named_by_hooks_that_cannot_send_them() -> None:
         assert all("sparse=False" in message for message in said)
 
 
-def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
+def test_exchanged_gradients_are_not_exchanged_again() -> None:
     wrappers: tuple[Callable[[nn.Module, torch.optim.Optimizer], Any], ...] = (
         lambda model, optimizer: AdasumOptimizer(optimizer),
         lambda model, optimizer: ShardedUpdate(optimizer),
@@ -200,7 +200,7 @@ def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
             plain = sgd(model)
             made = inner(model, plain)
             optimizer = plain if isinstance(made, PriorityDDP) else made
-            # Another model: what is refused is the optimizer.
+            # Another model: the optimizer is refused.
             with pytest.raises(UsageError) as caught:
                 outer(nn.Linear(2, 2), optimizer)
             messages.append(str(caught.value))
@@ -218,7 +218,7 @@ def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
             assert f"{name} already" in text
 
 
-def test_optimizers_that_ranks_agreed_on_take_no_more_parameters() -> None:
+def test_optimizers_agreed_among_ranks_accept_no_more_parameters() -> None:
     def work(rank: int) -> list[str]:
         messages = []
         for wrap in (AdasumOptimizer, ShardedUpdate):
@@ -234,7 +234,7 @@ def test_optimizers_that_ranks_agreed_on_take_no_more_parameters() -> None:
         assert "ShardedUpdate" in said[1]
 
 
-def test_times_that_nobody_can_wait_are_named() -> None:
+def test_invalid_timeouts_are_named() -> None:
     def work(rank: int) -> list[str]:
         model = nn.Linear(2, 2)
         messages = []
@@ -260,7 +260,7 @@ def test_times_that_nobody_can_wait_are_named() -> None:
             assert name in text
 
 
-def test_a_full_state_that_one_rank_alone_asks_for_ends_nobody_s_process() -> None:
+def test_a_full_state_requested_by_one_rank_only_ends_no_process() -> None:
     def work(rank: int) -> Any:
         torch.manual_seed(0)
         plain = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 3))
@@ -275,7 +275,7 @@ def test_a_full_state_that_one_rank_alone_asks_for_ends_nobody_s_process() -> No
                 optimizer.step()
                 optimizer.zero_grad()
 
-        # DDP communicates by itself, without a limit of ours, until its buckets are rebuilt.
+        # DDP communicates without our time limit until its buckets are rebuilt.
         train(4)
         return said_by(lambda: optimizer.full_state_dict() if rank == 0 else train(1))
 
