@@ -1,4 +1,4 @@
-"""Every dropout kernel gives the bits of the reference, on every processor we can run."""
+"""Every dropout kernel equals the reference bitwise, on every CPU we can run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slipstream.techniques.dropout import kernels, reference
 KERNELS = pytest.mark.parametrize("kernel", kernels.kernels().items(), ids=lambda k: str(k[0]))
 DTYPES = pytest.mark.parametrize("dtype", list(kernels.KERNEL_DTYPES), ids=str)
 SIZES = (0, 1, 15, 16, 63, 64, 65, 127, 1000, 65_536, 200_003)
-# Where the lower 16 bits of the threshold decide: almost never, always, for 0.1; and the ends.
+# Probabilities at which the lower 16 bits of the threshold matter: almost never, always, and 0.1.
 PROBABILITIES = (0.5, 0.1, 1 / 3, 0.9, 1e-12, 2.0**-32, 1 - 2.0**-33)
 
 
@@ -33,8 +33,8 @@ def bits(x: torch.Tensor) -> bytes:
     return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16).numpy().tobytes()
 
 
-def test_philox_gives_the_published_numbers() -> None:
-    # From the known answers of Random123, Salmon et al.'s own library.
+def test_philox_equals_published_values() -> None:
+    # From the known answers of Random123, the library of Salmon et al.
     zeros = reference.philox(np.zeros(1, np.uint64), 0, 0, rounds=10)[0]
     assert [f"{word:08x}" for word in zeros] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
     seven = reference.philox(np.zeros(1, np.uint64), 0, 0, rounds=7)[0]
@@ -60,7 +60,7 @@ def test_equals_the_reference(kernel: tuple[InstructionSet, int], dtype: torch.d
 def test_the_lower_bits_of_the_probability_count(
     kernel: tuple[InstructionSet, int], dtype: torch.dtype
 ) -> None:
-    # Upper 16 bits zero: whatever is dropped is dropped by the second stream.
+    # Upper 16 bits zero: only the second stream decides what is dropped.
     x, seed, p = torch.ones(1 << 20, dtype=dtype), seed_of(5), 60_000 / 2.0**32
     y = torch.empty_like(x)
     kernels.run_kernel(x, y, seed, p, kernel[1])
@@ -81,7 +81,7 @@ def test_special_values_and_in_place(
 
 
 @KERNELS
-def test_no_address_needs_to_be_aligned(kernel: tuple[InstructionSet, int]) -> None:
+def test_unaligned_addresses_work(kernel: tuple[InstructionSet, int]) -> None:
     x = torch.randn(1003)
     for begin in (1, 2, 3):
         y = torch.full((1003,), 7.0)
@@ -107,7 +107,7 @@ def test_the_environment_chooses_the_kernel() -> None:
     check_choice(script)
 
 
-def test_wrong_arguments_of_the_operator_are_named() -> None:
+def test_invalid_arguments_of_the_operator_are_named() -> None:
     x, seed = torch.ones(3), torch.tensor([1, 2])
     with pytest.raises(InvalidArgumentError, match="seed"):
         kernels.dropout(x, torch.tensor([1]), 0.5)
@@ -120,7 +120,7 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
 
 
 def build_program(folder: Path, compiler: str, levels: list[str], *flags: str) -> Path:
-    """The driver with the kernels of `levels`."""
+    """Return the driver with the kernels of `levels`."""
     source = NATIVE / "src"
     return build(
         folder, "dropout", levels, NATIVE.parent / "tests/native/dropout_main.cpp",
@@ -130,7 +130,7 @@ def build_program(folder: Path, compiler: str, levels: list[str], *flags: str) -
 
 
 def check_program(command: list[str], levels: list[str]) -> None:
-    """The program's output is the reference's, for each kernel."""
+    """Check that the program's output equals the reference for each kernel."""
     for dtype, number in kernels.KERNEL_DTYPES.items():
         for size, p in ((1, 0.5), (129, 0.1), (70_001, 0.1), (4096, 60_000 / 2**32)):
             x, seed = torch.randn(size).to(dtype), seed_of(size)
@@ -143,9 +143,7 @@ def check_program(command: list[str], levels: list[str]) -> None:
             assert run.stdout == bits(kernels.run_reference(x, seed, p)) * len(levels)
 
 
-def test_neon_on_an_emulated_processor(
-    tmp_path: Path, require: Callable[[str, bool, str], None]
-) -> None:
+def test_neon_on_an_emulated_cpu(tmp_path: Path, require: Callable[[str, bool, str], None]) -> None:
     compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
     available = shutil.which(compiler) is not None and shutil.which(emulator) is not None
     require("qemu", available, f"{compiler} and {emulator} are needed")

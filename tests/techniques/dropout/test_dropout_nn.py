@@ -1,4 +1,4 @@
-"""`slipstream.nn.Dropout` stands in for torch's: same behaviour, other random numbers."""
+"""`slipstream.nn.Dropout` replaces torch's: the same behaviour with other random numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_shape_dtype_and_values(shape: tuple[int, ...], dtype: torch.dtype) -> N
         assert abs(int(nonzero(y).sum()) - 75_000) < 4 * deviation
 
 
-def test_kept_values_are_torchs_to_the_bit() -> None:
+def test_kept_values_equal_torchs_bitwise() -> None:
     x = torch.randn(10_000)
     theirs, ours = functional.dropout(x, 0.1), dropout(x, 0.1)
     both = nonzero(theirs) & nonzero(ours)
@@ -60,7 +60,7 @@ def test_all_dtypes_drop_the_same_elements(dtype: torch.dtype) -> None:
     assert torch.equal(*masks)
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_mask() -> None:
     layer, x = Dropout(0.5), torch.ones(500)
     torch.manual_seed(3)
     first, second = layer(x), layer(x)
@@ -70,7 +70,7 @@ def test_the_seed_decides() -> None:
     assert torch.equal(layer(x), second)
 
 
-def test_a_generator_of_its_own() -> None:
+def test_a_separate_generator_is_used() -> None:
     state = torch.get_rng_state()
     layer = Dropout(0.5, generator=torch.Generator().manual_seed(1))
     twin = copy.deepcopy(layer)
@@ -80,7 +80,7 @@ def test_a_generator_of_its_own() -> None:
     assert torch.equal(twin(torch.ones(300)), first)
 
 
-def test_nothing_to_do_is_the_input_itself() -> None:
+def test_without_dropout_the_input_itself_is_returned() -> None:
     x = torch.randn(4, 4)
     state = torch.get_rng_state()
     assert Dropout(0.5).eval()(x) is x
@@ -136,7 +136,7 @@ def test_first_and_second_derivatives() -> None:
         lambda x: x[:1].expand(3, -1, -1, -1),
     ],
 )
-def test_strides_are_kept_as_torch_keeps_them(lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_strides_are_preserved_as_in_torch(lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = lay(torch.rand(2, 4, 6, 5) + 1).detach().requires_grad_()
     y, theirs = Dropout(0.5)(x), nn.Dropout(0.5)(x)
     assert y.stride() == theirs.stride()
@@ -161,7 +161,7 @@ def test_in_place() -> None:
         dropout(leaf, 0.5, inplace=True)
 
 
-def test_what_is_dropped_is_zero_whatever_it_was() -> None:
+def test_dropped_elements_are_zero_for_any_input() -> None:
     y = dropout(torch.full((1000,), torch.inf), 0.5)
     assert set(y.tolist()) == {0.0, torch.inf}
 
@@ -191,7 +191,7 @@ def test_checkpointing_draws_the_same_mask_again(reentrant: bool) -> None:
         torch.testing.assert_close(ours, plain)
 
 
-def test_compiled_without_a_graph_break() -> None:
+def test_compiles_without_a_graph_break() -> None:
     layer = Dropout(0.5)
     compiled = torch.compile(lambda x: layer(x) + 2 * layer(x), fullgraph=True, backend="aot_eager")
     x = torch.ones(5000, requires_grad=True)
@@ -207,7 +207,7 @@ def test_compiled_without_a_graph_break() -> None:
     assert torch.equal(compiled(x), first)
 
 
-def test_autocast_keeps_the_dtype_it_is_given() -> None:
+def test_autocast_keeps_the_input_dtype() -> None:
     layer = nn.Sequential(nn.Linear(16, 16), Dropout(0.5))
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(torch.randn(4, 16))
@@ -217,7 +217,7 @@ def test_autocast_keeps_the_dtype_it_is_given() -> None:
     assert layer[0].weight.grad.dtype == torch.float32  # type: ignore[union-attr]
 
 
-def test_state_copies_and_pickles_as_torchs() -> None:
+def test_state_copies_and_pickles_equal_torchs() -> None:
     layer = Dropout(0.2, inplace=True)
     assert layer.state_dict() == {}
     nn.Dropout(0.2).load_state_dict(layer.state_dict())
@@ -228,7 +228,7 @@ def test_state_copies_and_pickles_as_torchs() -> None:
         assert (type(twin), twin.p, twin.inplace) == (Dropout, 0.2, True)
 
 
-def test_under_transforms_it_is_torchs_own() -> None:
+def test_transforms_use_torchs_own_dropout() -> None:
     x = torch.ones(3, 200)
     y = torch.vmap(Dropout(0.5), randomness="different")(x)
     assert not torch.equal(y[0], y[1])
@@ -245,7 +245,7 @@ def test_under_transforms_it_is_torchs_own() -> None:
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
-def test_wrong_probabilities(p: float) -> None:
+def test_invalid_probabilities(p: float) -> None:
     with pytest.raises(InvalidArgumentError, match="p: a probability"):
         Dropout(p)
     with pytest.raises(InvalidArgumentError, match="p: a probability"):
@@ -253,7 +253,7 @@ def test_wrong_probabilities(p: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
-def test_wrong_dtypes(dtype: torch.dtype) -> None:
+def test_invalid_dtypes(dtype: torch.dtype) -> None:
     with pytest.raises(InvalidArgumentError, match="floating-point"):
         Dropout()(torch.ones(3, dtype=dtype))
 

@@ -1,4 +1,4 @@
-"""Torch's dropout modules become one kernel each, in the graph, in the model and in the source."""
+"""Torch's dropout modules become one kernel each, in the graph, the model and the source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = (64, 2048)
 
 
 class Regular(nn.Module):
-    """A module that drops, one that does so in place, and a function that does."""
+    """A dropout module, an in-place one, and a functional dropout."""
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_each_module_becomes_a_kernel_forward_and_backward(context: Context) -> 
     assert {after.string(int(after.tasks.module[t])) for t in made} == {"model.drop", "model.over"}
 
 
-def test_the_large_one_is_faster_and_holds_no_mask(context: Context) -> None:
+def test_the_large_one_is_faster_and_stores_no_mask(context: Context) -> None:
     graph = timed_by_bytes(graph_of(regular))
     after = FusedDropout().predict(graph, context)
 
@@ -113,7 +113,7 @@ def test_the_large_one_is_faster_and_holds_no_mask(context: Context) -> None:
     )
 
 
-def test_what_is_asked_for_can_be_timed() -> None:
+def test_requested_calls_can_be_timed() -> None:
     assert cannot_be_timed(FusedDropout().required_timings(graph_of(regular))) == []
 
 
@@ -132,7 +132,7 @@ def test_reasons_why_not() -> None:
     assert "F.dropout" in str(FusedDropout().why_not(graph_of(by_function)))
 
 
-def test_the_models_modules_are_exchanged_in_place() -> None:
+def test_modules_of_the_model_are_replaced_in_place() -> None:
     plain, fused = build(regular), build(regular, FusedDropout())
     drops = [m for m in fused.model.modules() if isinstance(m, nn.Dropout)]
     assert [type(m) for m in drops] == [Dropout, Dropout]
@@ -144,12 +144,12 @@ def test_the_models_modules_are_exchanged_in_place() -> None:
     assert sum(event.name == "slipstream::dropout" for event in profile.events()) == 4
 
 
-def test_what_has_none_is_refused() -> None:
+def test_a_model_without_dropout_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"no nn\.Dropout"):
         build(by_function, FusedDropout())
 
 
-def test_it_is_known_by_name_and_says_what_it_does_to_numbers() -> None:
+def test_it_is_registered_and_declares_its_numerics() -> None:
     (found,) = parse("dropout")
     assert found == FusedDropout()
     assert found.quality().kind is QualityKind.SAME_DISTRIBUTION
@@ -165,7 +165,7 @@ def make():
 """
 
 
-def test_the_source_says_our_class(tmp_path: Path) -> None:
+def test_the_source_edit_uses_our_class(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(SOURCE)
     change = FusedDropout().code(Workload(f"{file}:make"))
