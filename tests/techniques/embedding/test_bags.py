@@ -1,4 +1,4 @@
-"""Ids and offsets are checked with and without the library, and the place of a fault is told."""
+"""Ids and offsets are checked with and without the library, and errors report the position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_what_is_right_passes(way: str, dtype: torch.dtype) -> None:
+def test_valid_bags_pass(way: str, dtype: torch.dtype) -> None:
     ids = torch.tensor([0, 4, 1, 6, 5, 0], dtype=dtype)
     bags.check(ids, torch.tensor([0, 3, 3, 6]), ROWS, 2)
     bags.check(ids, torch.tensor([0, 3, 3, 6, 6]), ROWS, 2)
@@ -33,20 +33,20 @@ def test_what_is_right_passes(way: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_ids_are_judged_by_their_own_table(way: str, dtype: torch.dtype) -> None:
+def test_ids_are_checked_against_their_own_table(way: str, dtype: torch.dtype) -> None:
     offsets = torch.tensor([0, 1, 2, 3])
     with pytest.raises(InvalidArgumentError, match=r"^input: .*\b6\b.*\b1\b.*\b5\b"):
         bags.check(torch.tensor([0, 6, 6, 6], dtype=dtype), offsets, ROWS, 2)
     with pytest.raises(InvalidArgumentError, match=r"\b7\b.*\b3\b.*\b7\b.*\b1\b"):
         bags.check(torch.tensor([0, 4, 6, 7], dtype=dtype), offsets, ROWS, 2)
-    # As torch's, and as all of ours.
+    # Like torch's, and like all of ours.
     with pytest.raises(IndexError, match=r"-1\b.*\b2\b"):
         bags.check(torch.tensor([0, 4, -1, 6], dtype=dtype), None, ROWS, 2)
     with pytest.raises(InvalidArgumentError, match=r"-3\b.*\b0\b"):
         bags.check(torch.tensor([-3], dtype=dtype), None, torch.tensor([2**62]), 1)
 
 
-def test_offsets_rise_from_zero_to_the_ids(way: str) -> None:
+def test_offsets_increase_from_zero_to_the_number_of_ids(way: str) -> None:
     ids = torch.zeros(4, dtype=torch.int64)
     for offsets, message in (
         ([1, 2], r"\b1\b.*\b0\b"),
@@ -59,7 +59,7 @@ def test_offsets_rise_from_zero_to_the_ids(way: str) -> None:
             bags.check(ids, torch.tensor(offsets), torch.tensor([1]), len(offsets))
 
 
-def test_what_a_device_is_asked_is_what_all_checks_say() -> None:
+def test_device_checks_equal_all_other_checks() -> None:
     rows = torch.tensor([5])
     for ids, offsets in (
         ([0, 4, 2], [0, 1]), ([0, 4, 2], [0, 3, 3]), ([4], None), ([0, 5], [0]), ([-1, 0], None),
@@ -74,7 +74,7 @@ def test_what_a_device_is_asked_is_what_all_checks_say() -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("padding", [-1, 3])
 @pytest.mark.parametrize("has_end", [False, True])
-def test_rows_added_to_their_bags_are_torchs(mode: str, padding: int, has_end: bool) -> None:
+def test_rows_reduced_to_bags_equal_torchs(mode: str, padding: int, has_end: bool) -> None:
     torch.manual_seed(0)
     ids, offsets = torch.randint(0, 5, (12,)), torch.tensor([0, 0, 4, 4, 9, 12])
     weights = torch.randn(12, dtype=torch.float64) if mode == "sum" else None
@@ -85,7 +85,7 @@ def test_rows_added_to_their_bags_are_torchs(mode: str, padding: int, has_end: b
     torch.testing.assert_close(pooled, expected)
 
 
-def test_gradients_of_rows_added_to_their_bags() -> None:
+def test_gradients_of_rows_reduced_to_bags() -> None:
     ids, offsets = torch.tensor([0, 3, 1, 2]), torch.tensor([0, 1, 1])
     rows, weights = (torch.randn(4, *s, dtype=torch.float64).requires_grad_() for s in ((2,), ()))
     for mean in (False, True):

@@ -1,4 +1,4 @@
-"""Hot rows are counted exactly, come as they are in the train, and leave what they have learned."""
+"""Hot rows are counted exactly, enter unchanged, and leave with their updates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def skewed(count: int) -> torch.Tensor:
     return (1000 * torch.rand(count) ** 4).long()
 
 
-def test_counts_are_exact_and_no_hot_id_is_missed() -> None:
+def test_counts_are_exact_and_include_every_hot_id() -> None:
     module, seen = train(), Counter[int]()
     for _ in range(40):
         ids = skewed(500)
@@ -45,7 +45,7 @@ def test_counts_are_exact_and_no_hot_id_is_missed() -> None:
     assert all(row in cached for row, often in seen.items() if often > least)
 
 
-def test_hits_are_counted_apart_and_as_exactly() -> None:
+def test_hits_are_counted_separately_and_exactly() -> None:
     module, seen = train(), Counter[int]()
     for round_ in range(6):
         ids = skewed(700)
@@ -62,7 +62,7 @@ def test_hits_are_counted_apart_and_as_exactly() -> None:
         assert found == {row: often for row, often in seen.items() if often}
 
 
-def test_counting_is_the_same_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_equal_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     hot = _hashed(torch.tensor([5, 900, 17, 3]), 8)
     ids, made = skewed(400), []
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_evaluation_is_not_counted() -> None:
     assert not len(module.hot.counts()[0])
 
 
-def test_rows_come_to_the_bit_and_nothing_else_changes() -> None:
+def test_rows_are_copied_bitwise_and_nothing_else_changes() -> None:
     module = train()
     before = module.to_dense()
     module(skewed(2000))
@@ -92,21 +92,23 @@ def test_rows_come_to_the_bit_and_nothing_else_changes() -> None:
     assert torch.equal(module.to_dense(), before)
 
 
-def test_cached_rows_are_trained_on_their_own() -> None:
+def test_cached_rows_are_trained_separately() -> None:
     module = train()
     module(skewed(2000))
     module.refresh()
     ids = module.hot.ids[:4]
     module(ids).sum().backward()
     grad = module.hot.weight.grad
-    # As far as plain gradient descent would move the train's rows.
+    # As far as plain gradient descent would move the rows of the train.
     assert torch.equal(grad[:4], module.hot.gain[:4, None].expand(4, 16))
     assert not grad[4:].any()
     assert not any(core.grad is not None and core.grad.any() for core in module.cores)
 
 
 @pytest.mark.parametrize("ranks", [(3,), (3, 4), (2, 3, 4)])
-def test_the_gain_is_how_far_a_step_moves_a_row_of_the_train(ranks: tuple[int, ...]) -> None:
+def test_the_gain_is_the_distance_that_a_step_moves_a_row_of_the_train(
+    ranks: tuple[int, ...],
+) -> None:
     torch.manual_seed(0)
     module = ss.nn.TTEmbedding(300, 24, ranks, init_std=2.0, dtype=torch.float64)
     cores, ids = list(module.cores), torch.tensor([0, 7, 299])
@@ -128,7 +130,7 @@ def test_the_gain_is_how_far_a_step_moves_a_row_of_the_train(ranks: tuple[int, .
 
 @pytest.mark.parametrize("policy", ["auto", "manual"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
-def test_training_with_a_cache_ends_no_worse_than_without(policy: str, kind: Any) -> None:
+def test_training_with_a_cache_ends_no_worse_than_without_one(policy: str, kind: Any) -> None:
     rate = {torch.optim.SGD: 1.0, torch.optim.Adagrad: 0.05, torch.optim.Adam: 0.01}[kind]
     losses = []
     for rows in (0, 40):
@@ -151,7 +153,7 @@ def test_training_with_a_cache_ends_no_worse_than_without(policy: str, kind: Any
     assert with_cache <= without
 
 
-def test_what_a_row_has_learned_stays_when_it_leaves() -> None:
+def test_updates_of_a_row_persist_when_it_leaves() -> None:
     module = train()
     module(torch.arange(16).repeat(5))
     module.refresh()
@@ -169,7 +171,7 @@ def test_what_a_row_has_learned_stays_when_it_leaves() -> None:
     assert torch.equal(after[500:516], learned[500:516]), "what comes is not disturbed"
 
 
-def test_what_is_looked_up_most_is_disturbed_least() -> None:
+def test_frequent_rows_are_disturbed_least() -> None:
     module = train()
     module(torch.arange(16).repeat(5))
     module.refresh()
@@ -177,7 +179,7 @@ def test_what_is_looked_up_most_is_disturbed_least() -> None:
     with torch.no_grad():
         module.hot.weight += 0.3
     learned = module.to_dense()
-    # Others are looked up more often than those that leave, but too seldom to come.
+    # Others are looked up more often than the leaving rows, but too seldom to enter.
     module(torch.cat([torch.arange(500, 516).repeat(900), torch.arange(600, 700).repeat(800)]))
     module.refresh()
     after = module.to_dense()
@@ -186,7 +188,7 @@ def test_what_is_looked_up_most_is_disturbed_least() -> None:
     assert float((after - learned)[600:700].abs().max()) < 0.05
 
 
-def test_an_optimizer_forgets_rows_that_changed_hands() -> None:
+def test_an_optimizer_resets_the_state_of_replaced_rows() -> None:
     module = train()
     optimizer = torch.optim.Adam(module.parameters())
     module(skewed(2000)).sum().backward()
@@ -202,7 +204,7 @@ def test_an_optimizer_forgets_rows_that_changed_hands() -> None:
     assert state.any()
 
 
-def test_the_automatic_policy_refreshes_in_training_alone() -> None:
+def test_the_automatic_policy_refreshes_only_in_training() -> None:
     module = train("auto")
     for _ in range(5):
         module(skewed(500))
@@ -223,7 +225,7 @@ def test_every_id_is_found_in_the_table(rows: int) -> None:
     assert torch.equal(reference.slots_of(table, requested), expected)
 
 
-def test_refreshing_hardly_changes_the_loss_of_a_model_in_training() -> None:
+def test_refreshing_hardly_changes_the_loss_during_training() -> None:
     torch.manual_seed(0)
     target, module = torch.randn(1000, 16), train(rows=50)
     optimizer = torch.optim.Adagrad(module.parameters(), 0.05)
@@ -246,8 +248,8 @@ def test_refreshing_hardly_changes_the_loss_of_a_model_in_training() -> None:
     assert sum(changes) / len(changes) <= 0.005
 
 
-def test_processes_cache_the_same_rows_and_forget_alike() -> None:
-    """Two ranks, one with twenty times the ids of the other, that refresh by themselves."""
+def test_processes_cache_the_same_rows_and_evict_equally() -> None:
+    """Two ranks, one with twenty times the ids of the other, that refresh automatically."""
 
     def work(rank: int) -> list[Any]:
         module, found = train("auto", rows=4), []
@@ -265,5 +267,5 @@ def test_processes_cache_the_same_rows_and_forget_alike() -> None:
     assert max(first[-2]) >= 500, "new hot ids come in the place of old ones"
     changed = sum(a != b for a, b in itertools.pairwise(first[:-1]))
     assert 2 <= changed <= 25
-    # 420 look-ups a step, halved at each refresh: bounded, and not multiplied by the ranks.
+    # 420 look-ups per step, halved at each refresh: bounded, and not multiplied by the ranks.
     assert first[-1][0] + other[-1][0] <= 2 * 420 * 20

@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of an exported model is what the model makes, for other batches too."""
+"""ONNX Runtime computes the results of the exported model, for other batches too."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def ids(*shape: int, rows: int = ROWS) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("block", "sign"), [(8, True), (24, False), (64, True), (7, True)])
-def test_hashed_rows_are_found_by_integers_to_the_bit(
-    block: int, sign: bool, tmp_path: Path
-) -> None:
+def test_hashed_rows_are_found_by_integers_exactly(block: int, sign: bool, tmp_path: Path) -> None:
     pool = ss.nn.SharedArray(5003, block=block, sign=sign, seed=2**40 + 5)
     module = ss.nn.ROBEEmbedding(2**40, DIM, pool, table_id=3).eval()
     path = tmp_path / "rows.onnx"
@@ -67,7 +65,7 @@ def test_bags_with_padding(kind: str, mode: str, tmp_path: Path) -> None:
     agrees(module, tmp_path / "bags.onnx", ids(3, 6), other)
 
 
-def test_tables_side_by_side(tmp_path: Path) -> None:
+def test_collections_of_tables(tmp_path: Path) -> None:
     pool = ss.nn.SharedArray(2000, block=16)
     module = ss.nn.ROBEEmbeddingCollection({"one": (ROWS, DIM), "two": (500, 10)}, pool)
     agrees(module, tmp_path / "tables.onnx", ids(6, 1, rows=500), ids(14, 1, rows=500))
@@ -94,7 +92,7 @@ class Shop(nn.Module):
 @pytest.mark.parametrize(
     "way", ["lowdim", "int8", "int4", "lowdim_int8", "lowdim_int4", "tt", "robe", "hash"]
 )
-def test_whole_models_in_every_way(way: str, tmp_path: Path) -> None:
+def test_whole_models_with_every_method(way: str, tmp_path: Path) -> None:
     model = Shop()
     seen = {"user": 1e6 / torch.arange(1, ROWS + 1)}
     made = ss.embedding.plan(model, seen, ratio=3, methods=[way], trained=True)
@@ -121,7 +119,7 @@ def test_cached_rows_are_in_the_dense_table(tmp_path: Path) -> None:
     agrees(module, tmp_path / "cached.onnx", ids(5) % 50, ids(30) % 50)
 
 
-def test_what_has_no_form_is_named(tmp_path: Path) -> None:
+def test_unsupported_modules_are_named(tmp_path: Path) -> None:
     path = tmp_path / "none.onnx"
     pool = ss.nn.SharedArray(900, block=8)
     bag = ss.nn.ROBEEmbeddingBag(ROWS, DIM, pool, mode="sum")

@@ -1,4 +1,4 @@
-"""Which way each table is kept: within the budget, what is lost measured or said to be assumed."""
+"""The choice of a method for each table: within the budget, with measured or assumed losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slipstream.techniques.embedding.weighting import relative_error
 
 
 class Two(nn.Module):
-    """A table whose rows have rank three, one with nothing in common, and a small one."""
+    """A table whose rows have rank three, one of independent rows, and a small one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ DENSE = (400 * 16 + 300 * 8) * 4
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("ratio", [2, 6, 40])
-def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: float) -> None:
+def test_a_plan_fits_its_budget_and_reports_its_size(trained: bool, ratio: float) -> None:
     model = Two()
     made = plan(model, counts(), ratio=ratio, trained=trained, least_rows=100)
     assert made.dense_bytes == DENSE
     assert made.nbytes <= made.budget == int(DENSE / ratio)
     assert made.basis is (Provenance.MEASURED if trained else Provenance.ASSUMED)
     fitting = [alternative for alternative in made.alternatives if alternative.error is not None]
-    # Nothing is risked on what is only assumed: a plain smaller dimension goes first.
+    # Assumed losses are avoided: a plain smaller dimension is chosen first.
     plain_first = not trained and "lowdim" in {alternative.method for alternative in fitting}
     assert not plain_first or fitting[0].method == "lowdim"
     errors = [
@@ -92,7 +92,7 @@ def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: flo
     assert new(torch.arange(5), torch.arange(10).view(5, 2), torch.arange(5)).shape == (5, 1)
 
 
-def test_what_is_lost_is_what_the_modules_lose() -> None:
+def test_predicted_losses_equal_those_of_the_modules() -> None:
     model, lookups = Two(), counts()
     for name in (
         "int8",
@@ -114,7 +114,7 @@ def test_what_is_lost_is_what_the_modules_lose() -> None:
         assert choice.format == name
         written = made.apply(copy.deepcopy(model)).item.to_dense()  # type: ignore[operator, union-attr]
         error = relative_error(model.item.weight, written, lookups["item"])
-        # Sizes between those that were measured are drawn straight.
+        # Sizes between measured ones are interpolated linearly.
         assert error == pytest.approx(choice.error, rel=0.25, abs=2e-3), name
 
 
@@ -135,7 +135,7 @@ def test_measured_scores_decide() -> None:
         kind = type(copied.item).__name__
         requested.append(kind)
         with torch.no_grad():
-            copied.top.weight.zero_()  # the user's own model is left alone
+            copied.top.weight.zero_()  # the user's model is unchanged
         return {"ROBEEmbedding": 0.9, "TableEmbedding": 0.5}.get(kind, 0.1)
 
     made = plan(
@@ -149,7 +149,7 @@ def test_measured_scores_decide() -> None:
     assert "score 0.9" in str(made)
 
 
-def test_a_smaller_dimension_is_always_among_the_rows() -> None:
+def test_a_smaller_dimension_is_always_among_the_alternatives() -> None:
     model = Two()
     made = plan(model, counts(), ratio=4, methods=["hash"], least_rows=350)
     assert made.method == "hash"
@@ -214,20 +214,20 @@ def test_plans_are_saved(tmp_path: Path) -> None:
             ss.embedding.TablePlan.load(tmp_path / "wrong.json")
 
 
-def test_rows_of_a_saved_plan_have_the_signs_they_had(tmp_path: Path) -> None:
+def test_rows_of_a_saved_plan_keep_their_signs(tmp_path: Path) -> None:
     model = Two()
     made = plan(model, counts(), ratio=5, methods=["robe"], least_rows=100)
     assert made.apply(copy.deepcopy(model)).item.pool.sign is False  # type: ignore[union-attr]
     made.save(tmp_path / "plan.json")
     assert ss.embedding.TablePlan.load(tmp_path / "plan.json") == made
     payload = json.loads((tmp_path / "plan.json").read_text())
-    del payload["sign"]  # as plans were written when all rows had signs
+    del payload["sign"]  # in the format of plans from when all rows had signs
     (tmp_path / "plan.json").write_text(json.dumps(payload))
     older = ss.embedding.TablePlan.load(tmp_path / "plan.json")
     assert older.apply(model).item.pool.sign is True  # type: ignore[union-attr]
 
 
-def test_cached_rows_of_a_train_are_those_looked_up_most() -> None:
+def test_cached_rows_of_a_train_are_the_most_frequent() -> None:
     lookups = {"item": torch.ones(400).scatter(0, torch.arange(100, 116), 1e6)}
     for trained in (False, True):
         model = Two()
@@ -247,7 +247,7 @@ def test_cached_rows_of_a_train_are_those_looked_up_most() -> None:
     assert not list(FORMATS["hot_tt"].choices(TableFacts("x", 5000, 8)))  # nothing was counted
 
 
-def test_a_train_begins_far_enough_from_zero_to_be_trained() -> None:
+def test_a_train_starts_far_enough_from_zero_to_be_trained() -> None:
     model = Two()
     with torch.no_grad():
         model.item.weight.mul_(1e-4)
@@ -256,7 +256,7 @@ def test_a_train_begins_far_enough_from_zero_to_be_trained() -> None:
     assert float(item.to_dense().std()) == pytest.approx(MIN_STD, rel=0.3)
 
 
-def test_allocation_is_as_good_as_the_best_on_the_hull() -> None:
+def test_allocation_is_as_good_as_the_optimum_on_the_hull() -> None:
     torch.manual_seed(0)
     for seed in range(20):
         draw = torch.Generator().manual_seed(seed)
@@ -284,7 +284,7 @@ def test_allocation_is_as_good_as_the_best_on_the_hull() -> None:
         assert taken is not None
         assert sum(choice.nbytes for choice in taken) <= budget
         best = min(map(loss, possible))
-        # Off by less than one step of a hull.
+        # The gap is less than one step of a hull.
         step = max(
             (w * (a.loss - b.loss) for w, own in zip(weights, choices, strict=True)
              for a, b in zip(lower_hull(own), lower_hull(own)[1:], strict=False)), default=0.0,
@@ -292,7 +292,7 @@ def test_allocation_is_as_good_as_the_best_on_the_hull() -> None:
         assert best <= loss(taken) <= best + step + 1e-12
 
 
-def test_shares_from_a_recording() -> None:
+def test_uses_shares_from_a_recording() -> None:
     ids = TableIds("model.item", 10, 4, 4, lookups=20, distinct=4, hot_ids=(7, 2, 0, 9),
                    hot_counts=(10, 6, 2, 2), top_share=(0.5, 0.8, 1.0), frequency=(0, 2, 1, 1),
                    blocks=(4.0,))  # fmt: skip
@@ -304,7 +304,7 @@ def test_shares_from_a_recording() -> None:
     assert made.nbytes <= made.budget
 
 
-def test_sizes_and_errors_between_them() -> None:
+def test_sizes_and_errors_are_interpolated() -> None:
     every = sizes(1000, 10)
     assert every == sorted(every, reverse=True)
     assert every[0] < 1000
@@ -327,7 +327,7 @@ def test_a_dimension_without_three_factors_has_no_train() -> None:
     assert list(FORMATS["tt"].choices(TableFacts("x", 5000, 8)))
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     model = Two()
     cases: list[tuple[str, Any]] = [
         ("budget", {}),

@@ -1,4 +1,4 @@
-"""The same plan on paper and in the model."""
+"""The same plan in the prediction and in the model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def unmeasured(tmp_path: Path) -> Context:
 
 
 def trained_shapes(graph: Graph) -> set[tuple[int, ...]]:
-    """Of all tensors that the optimizer touches."""
+    """Return the shapes of all tensors that the optimizer updates."""
     found = set()
     for task in range(len(graph)):
         if graph.tasks.phase[task] == StepPhase.OPTIMIZER and graph.tasks.call[task] >= 0:
@@ -83,7 +83,7 @@ def trained_shapes(graph: Graph) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("make", [shop, together])
-def test_paper_and_model_have_the_same_parameters(make: Any, tmp_path: Path) -> None:
+def test_prediction_and_model_have_the_same_parameters(make: Any, tmp_path: Path) -> None:
     technique = EmbeddingPlan(4.0, methods="lowdim")
     graph = graph_of(make)
     assert technique.why_not(graph) is None
@@ -105,7 +105,7 @@ def test_paper_and_model_have_the_same_parameters(make: Any, tmp_path: Path) -> 
     assert "lowdim" in after.edits[-1].what
 
 
-def test_durations_are_those_of_the_modules() -> None:
+def test_durations_equal_those_of_the_modules() -> None:
     graph = timed_by_bytes(graph_of(shop))
     for methods in ("lowdim", "robe", "tt", "hash"):
         technique = EmbeddingPlan(8.0, methods=methods)
@@ -126,13 +126,13 @@ def test_durations_are_those_of_the_modules() -> None:
 
 @pytest.mark.parametrize("make", [shop, together])
 @pytest.mark.parametrize("methods", ["robe", "tt"])
-def test_what_is_asked_for_can_be_timed(make: Any, methods: str) -> None:
+def test_requested_calls_can_be_timed(make: Any, methods: str) -> None:
     assert (
         cannot_be_timed(EmbeddingPlan(8.0, methods=methods).required_timings(graph_of(make))) == []
     )
 
 
-def test_an_inference_may_have_codes(tmp_path: Path) -> None:
+def test_inference_may_use_codes(tmp_path: Path) -> None:
     graph = graph_of(served)
     technique = EmbeddingPlan(3.0)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
@@ -149,7 +149,7 @@ def test_an_inference_may_have_codes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("methods", "kind"), [("robe", ROBEEmbedding), ("tt", TTEmbedding), ("hash", TableEmbedding)]
 )
-def test_what_is_put_in_learns(methods: str, kind: type) -> None:
+def test_the_new_modules_learn(methods: str, kind: type) -> None:
     torch.manual_seed(0)
     built = build(shop, EmbeddingPlan(10.0, methods=methods))
     assert type(built.model.item) is kind
@@ -159,7 +159,7 @@ def test_what_is_put_in_learns(methods: str, kind: type) -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_a_saved_plan_is_taken(tmp_path: Path) -> None:
+def test_a_saved_plan_is_used(tmp_path: Path) -> None:
     torch.manual_seed(0)
     saved = plan(Shop(), ratio=6, methods=["hash"])
     saved.save(tmp_path / "plan.json")
@@ -183,7 +183,7 @@ def test_reasons_and_refusals() -> None:
         build(mlp, EmbeddingPlan())
 
 
-def test_settings_are_read_and_checked() -> None:
+def test_settings_are_parsed_and_checked() -> None:
     (found,) = parse("embedding_plan:ratio=20,methods=lowdim/robe,rows=10")
     assert found == EmbeddingPlan(20.0, "lowdim/robe", "", 10)
     for wrong in ("ratio=0.5", "ratio=inf", "ratio=x"):
@@ -195,7 +195,7 @@ def test_settings_are_read_and_checked() -> None:
         parse("embedding_plan+robe_embedding")
 
 
-def test_the_lines_to_write_are_told() -> None:
+def test_lines_to_write_are_reported() -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "recommender.py"
     change = EmbeddingPlan().code(Workload(f"{example}:make_workload"))
     assert change is not None

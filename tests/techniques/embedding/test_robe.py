@@ -1,4 +1,4 @@
-"""ROBE modules do what torch's do with the table written down, and refuse what torch's refuse."""
+"""ROBE modules behave like torch's on the expanded table, and refuse what torch's refuse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_public_names_resolve() -> None:
 @IDS
 @MODES
 @pytest.mark.parametrize("block", [8, 16, 64, 100])
-def test_a_bag_is_torchs_over_the_dense_table(dtype: torch.dtype, mode: str, block: int) -> None:
+def test_a_bag_equals_torchs_on_the_dense_table(dtype: torch.dtype, mode: str, block: int) -> None:
     bag = ss.nn.ROBEEmbeddingBag(200, 32, pool(block=block), mode=mode, padding_idx=-1)
     table = bag.to_dense(chunk_rows=7)
     ids = torch.randint(0, 200, (150,), dtype=dtype)
@@ -59,7 +59,7 @@ def test_a_bag_is_torchs_over_the_dense_table(dtype: torch.dtype, mode: str, blo
 
 
 @IDS
-def test_an_embedding_is_torchs_over_the_dense_table(dtype: torch.dtype) -> None:
+def test_an_embedding_equals_torchs_on_the_dense_table(dtype: torch.dtype) -> None:
     embedding = ss.nn.ROBEEmbedding(200, 24, pool(), padding_idx=3)
     ids = torch.randint(0, 200, (4, 5, 6), dtype=dtype)
     ids[0, 0, 0] = 3
@@ -74,7 +74,7 @@ def test_an_embedding_is_torchs_over_the_dense_table(dtype: torch.dtype) -> None
 
 
 @MODES
-def test_gradients_are_torchs(mode: str) -> None:
+def test_gradients_equal_torchs(mode: str) -> None:
     shared = pool(500, block=16)
     bag = ss.nn.ROBEEmbeddingBag(80, 16, shared, mode=mode, padding_idx=5)
     other = ss.nn.ROBEEmbedding(60, 24, shared)
@@ -122,7 +122,7 @@ def test_grad_scale_multiplies_the_gradient() -> None:
         torch.testing.assert_close(gradients[1], gradients[0] * 0.25)
 
 
-def test_a_collection_is_its_tables_side_by_side() -> None:
+def test_a_collection_equals_its_separate_tables() -> None:
     shared = pool(2000)
     sizes = {"film": (300, 32), "genre": (20, 16), "user": (1000, 24)}
     together = ss.nn.ROBEEmbeddingCollection(sizes, shared, mode="sum")
@@ -146,7 +146,7 @@ def test_a_collection_is_its_tables_side_by_side() -> None:
         together.materialize("flim", rows)
 
 
-def test_checkpoints_keep_every_row_and_refuse_other_hashes() -> None:
+def test_checkpoints_store_every_row_and_refuse_other_hashes() -> None:
     embedding = ss.nn.ROBEEmbedding(100, 16, pool(seed=4))
     saved = io.BytesIO()
     torch.save(embedding.state_dict(), saved)
@@ -162,7 +162,7 @@ def test_checkpoints_keep_every_row_and_refuse_other_hashes() -> None:
             ss.nn.ROBEEmbedding(100, 16, pool(**settings)).load_state_dict(state)
 
 
-def test_copies_and_compiled_modules_look_up_the_same() -> None:
+def test_copies_and_compiled_modules_look_up_the_same_rows() -> None:
     bag = ss.nn.ROBEEmbeddingBag(100, 32, pool(), mode="sum")
     ids = torch.randint(0, 100, (8, 5))
     assert torch.equal(copy.deepcopy(bag)(ids), bag(ids))
@@ -177,16 +177,16 @@ def test_copies_and_compiled_modules_look_up_the_same() -> None:
     assert torch.equal(found, bag.pool.array.grad)
 
 
-def test_rows_look_like_those_of_torch_and_are_not_alike() -> None:
+def test_rows_are_distributed_like_torchs_and_differ() -> None:
     embedding = ss.nn.ROBEEmbedding(5000, 64, pool(3200, block=32))
     table = embedding.to_dense().double().numpy()
     assert abs(float(table.std()) - 1) < 0.05
-    # Inner products of different rows: unbiased, by the signs.
+    # Inner products of different rows are unbiased because of the signs.
     products = (table[:2000] * table[2000:4000]).sum(1)
     assert abs(products.mean()) < 5 * products.std() / np.sqrt(2000)
 
 
-def test_training_learns_what_a_dense_table_learns() -> None:
+def test_training_learns_like_a_dense_table() -> None:
     torch.manual_seed(1)
     target = torch.randn(64, 4)
     embedding = ss.nn.ROBEEmbedding(64, 8, pool(256, block=8))
@@ -217,12 +217,12 @@ def test_training_learns_what_a_dense_table_learns() -> None:
         ({"dtype": torch.int64}, "dtype"),
     ],
 )
-def test_impossible_arrays_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_arrays_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         pool(**{"size": 3000, **settings})
 
 
-def test_sizes_are_numbers_bytes_or_a_ratio() -> None:
+def test_sizes_may_be_elements_bytes_or_a_ratio() -> None:
     assert pool("1MiB").array.numel() == 2**18
     assert pool("8 kB", dtype=torch.float64).array.numel() == 1000
     tables = [(1000, 16), (500, 32)]
@@ -231,7 +231,7 @@ def test_sizes_are_numbers_bytes_or_a_ratio() -> None:
         ss.nn.SharedArray.compressing(tables, 0)
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     shared = pool()
     bag = ss.nn.ROBEEmbeddingBag(100, 16, shared, table_id=2)
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])

@@ -1,4 +1,4 @@
-"""Every kernel finds the numbers where the formula says, and adds gradients there."""
+"""Every kernel reads elements at the positions of the formula, and adds gradients there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIMS = (16, 24, 64, 128)
 def oracle(
     array: NDArray[np.float32], key: int, ids: list[int], d: int, z: int, sign: bool
 ) -> NDArray[np.float32]:
-    """Rows by the formula, one number at a time."""
+    """Return rows by the formula, element by element."""
     k1, k2, word, m = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 2**64, len(array)
 
     def mix(n: int) -> int:
@@ -42,7 +42,7 @@ def oracle(
 
 
 def described(*tables: tuple[int, int, int]) -> torch.Tensor:
-    """Tables 0, 1, ... of these rows, dimensions and padding rows."""
+    """Tables 0, 1, ... with these rows, dimensions and padding rows."""
     return torch.tensor([[door.table_key(3, t), *table] for t, table in enumerate(tables)])
 
 
@@ -52,7 +52,7 @@ def one_each(array: torch.Tensor, ids: torch.Tensor, table: Any, z: int, sign: b
 
 @KERNELS
 @pytest.mark.parametrize("d", DIMS)
-def test_rows_are_the_formulas_to_the_bit(kernel: tuple[InstructionSet, int], d: int) -> None:
+def test_rows_equal_the_formula_bitwise(kernel: tuple[InstructionSet, int], d: int) -> None:
     ids = [0, 1, 2, 77, 2**31 + 5, 2**45 - 1]
     table = described((2**45, d, -1))
     for z, sign in itertools.product(BLOCKS, (True, False)):
@@ -66,7 +66,7 @@ def test_rows_are_the_formulas_to_the_bit(kernel: tuple[InstructionSet, int], d:
 
 
 @pytest.mark.parametrize("sign", [True, False])
-def test_the_reference_is_the_formula(sign: bool) -> None:
+def test_the_reference_equals_the_formula(sign: bool) -> None:
     ids, table = [0, 5, 2**40], described((2**45, 24, -1))
     for z in BLOCKS:
         array = torch.randn(1000, dtype=torch.float64)
@@ -75,8 +75,8 @@ def test_the_reference_is_the_formula(sign: bool) -> None:
         assert np.array_equal(made.numpy().astype(np.float32), expected), z
 
 
-def test_places_are_those_of_every_version() -> None:
-    # Recorded once: a checkpoint means something else if one of them changes.
+def test_positions_are_those_of_every_version() -> None:
+    # Recorded once: a change of any of them changes the meaning of checkpoints.
     assert door.table_key(0, 0) == GOLDEN_KEYS[0]
     assert door.table_key(2**63 - 1, 25) == GOLDEN_KEYS[1]
     ids = torch.tensor([0, 1, 2**31, 2**40 + 3])
@@ -100,7 +100,7 @@ GOLDEN_SIGNS = (
 
 
 def bags(mode: int, seed: int, z: int, dims: tuple[int, int] = (64, 24)) -> tuple[Any, ...]:
-    """Two tables, bags of 0 to 60 ids with padding among them: arguments of the operator."""
+    """Two tables, bags of 0 to 60 ids with some padding: arguments of the operator."""
     draw = torch.Generator().manual_seed(seed)
     count = 7
     sizes = torch.randint(0, 60, (2 * count,), generator=draw)
@@ -114,7 +114,7 @@ def bags(mode: int, seed: int, z: int, dims: tuple[int, int] = (64, 24)) -> tupl
 
 @KERNELS
 @pytest.mark.parametrize("mode", range(3), ids=door.MODES)
-def test_bags_and_gradients_equal_torchs_over_written_rows(
+def test_bags_and_gradients_equal_torchs_on_expanded_rows(
     kernel: tuple[InstructionSet, int], mode: int
 ) -> None:
     for z, size in ((16, 3000), (32, 40), (64, 64), (8, 500), (48, 700), (128, 600)):
@@ -147,10 +147,10 @@ def test_every_instruction_set_gives_the_same_bits(kernel: tuple[InstructionSet,
 
 @KERNELS
 @pytest.mark.parametrize("dims", [(64, 64), (64, 24)])
-def test_a_result_beyond_the_caches_is_that_of_its_halves(
+def test_a_result_larger_than_the_caches_equals_its_halves(
     kernel: tuple[InstructionSet, int], dims: tuple[int, int]
 ) -> None:
-    # From 16 MiB on it is written past them where its rows begin at whole vectors.
+    # From 16 MiB on it is written past the caches if its rows begin at whole vectors.
     half, width = 25_000, sum(dims)
     table = described((90_000, dims[0], 5), (90_000, dims[1], -1))
     ids = torch.randint(0, 90_000, (2, 2, half), generator=torch.Generator().manual_seed(1))
@@ -165,7 +165,7 @@ def test_a_result_beyond_the_caches_is_that_of_its_halves(
 
 
 @pytest.mark.parametrize("mode", range(3), ids=door.MODES)
-def test_threads_change_no_bit(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_do_not_change_a_bit(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not door.kernels():
         pytest.skip("no compiled library")
     draw = torch.Generator().manual_seed(1)
@@ -183,7 +183,7 @@ def test_threads_change_no_bit(mode: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_array_beyond_the_range_of_int32() -> None:
-    # Where it would be, not with 8 GiB of it.
+    # At a large offset, instead of with 8 GiB of it.
     size = 2**31 + 2**30 + 12345
     ids = torch.arange(20_000)
     starts = reference.starts(door.table_key(0, 0), ids, torch.zeros(1, dtype=torch.int64), size)
@@ -195,7 +195,7 @@ def test_an_array_beyond_the_range_of_int32() -> None:
     assert int(starts.max()) > 2**31
 
 
-def test_the_environment_chooses_and_changes_no_row() -> None:
+def test_the_environment_chooses_the_kernel_and_changes_no_row() -> None:
     script = (
         "import torch; from slipstream.techniques.embedding.kernels import robe as r;"
         "t = torch.tensor([[r.table_key(0, 0), 99, 64, -1]]); a = torch.arange(500.);"
@@ -206,7 +206,7 @@ def test_the_environment_chooses_and_changes_no_row() -> None:
     check_choice(script)
 
 
-def test_the_operator_is_a_good_citizen() -> None:
+def test_the_operator_passes_torchs_checks() -> None:
     array = torch.randn(400)
     ids, table = torch.randint(0, 50, (12,)), described((50, 16, -1))
     how = (ids, None, torch.rand(12), table, 4, 16, 8, True, 0)
@@ -216,7 +216,7 @@ def test_the_operator_is_a_good_citizen() -> None:
     torch.library.opcheck(torch.ops.slipstream.robe.weights, (grad, array, *how))
 
 
-def test_wrong_arguments_of_the_operator_are_named() -> None:
+def test_invalid_arguments_of_the_operator_are_named() -> None:
     array, ids, table = torch.randn(400), torch.arange(6), described((50, 16, -1))
     good: dict[str, Any] = {
         "array": array, "ids": ids, "offsets": None, "weights": None, "tables": table, "bags": 3,
@@ -252,9 +252,9 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
 
 
 @pytest.mark.parametrize("size", [2**31 + 4099, 2**32 + 4099])
-def test_such_an_array_is_read(size: int) -> None:
+def test_a_large_array_is_read(size: int) -> None:
     try:
-        # Of its gigabytes only the pages that are read or written are ever there.
+        # Of its gigabytes only the accessed pages exist.
         array = torch.empty(size)
     except RuntimeError:
         pytest.skip("no address space")

@@ -1,4 +1,4 @@
-"""Large tables become one array, in the graph, in the model and in the optimizer."""
+"""Large tables become one array, in the graph, the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_memory_is_that_of_the_array() -> None:
 
 
 @pytest.mark.parametrize("make", [clicks, together])
-def test_what_is_asked_for_can_be_timed(make: Any) -> None:
+def test_requested_calls_can_be_timed(make: Any) -> None:
     assert cannot_be_timed(RobeEmbedding(50.0, rows=2000).required_timings(graph_of(make))) == []
 
 
@@ -131,7 +131,7 @@ def test_reasons_why_not() -> None:
     assert RobeEmbedding(rows=4000).why_not(graph_of(clicks)) is None
 
 
-def test_tables_that_fit_the_cache_are_left_in_an_inference(
+def test_tables_that_fit_the_cache_are_left_alone_in_inference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from slipstream.techniques.embedding import technique
@@ -143,7 +143,7 @@ def test_tables_that_fit_the_cache_are_left_in_an_inference(
     assert RobeEmbedding(rows=2000).why_not(graph) is None
 
 
-def test_modules_and_parameters_are_exchanged() -> None:
+def test_modules_and_parameters_are_replaced() -> None:
     torch.manual_seed(0)
     built = build(clicks, RobeEmbedding(50.0, rows=2000))
     model: Any = built.model
@@ -163,7 +163,7 @@ def test_modules_and_parameters_are_exchanged() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_what_cannot_be_exchanged_is_refused() -> None:
+def test_unsupported_models_are_refused() -> None:
     with pytest.raises(WorkloadError, match="SparseAdam"):
         build(sparse, RobeEmbedding(rows=2000))
     with pytest.raises(WorkloadError, match=r"no nn\.Embedding"):
@@ -172,7 +172,7 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
         build(clicks, RobeEmbedding(1e6, rows=2000))
 
 
-def test_settings_are_read_and_checked() -> None:
+def test_settings_are_parsed_and_checked() -> None:
     (found,) = parse("robe_embedding:ratio=20,block=16,sign=on,rows=10")
     assert found == RobeEmbedding(20.0, 16, True, 10)
     (usual,) = parse("robe_embedding:ratio=20")
@@ -183,7 +183,7 @@ def test_settings_are_read_and_checked() -> None:
             parse(f"robe_embedding:{wrong}")
 
 
-def test_the_lines_to_write_are_told() -> None:
+def test_lines_to_write_are_reported() -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "recommender.py"
     change = RobeEmbedding().code(Workload(f"{example}:make_workload"))
     assert change is not None

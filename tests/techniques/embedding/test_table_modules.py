@@ -1,4 +1,4 @@
-"""Embeddings over any table compute what torch computes with the rows written down."""
+"""Embeddings on any kind of table compute the results of torch on the expanded rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMES = list(tables())
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
-def test_rows_are_those_of_the_dense_table(name: str, kind: torch.dtype) -> None:
+def test_rows_equal_those_of_the_dense_table(name: str, kind: torch.dtype) -> None:
     module = TableEmbedding(tables()[name], padding_idx=-1)
     assert isinstance(module, CompressedEmbedding)
     written = module.to_dense(chunk_rows=7)
@@ -61,7 +61,7 @@ def test_rows_are_those_of_the_dense_table(name: str, kind: torch.dtype) -> None
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("last", [False, True])
-def test_bags_are_those_of_torch(name: str, mode: str, last: bool) -> None:
+def test_bags_equal_those_of_torch(name: str, mode: str, last: bool) -> None:
     module = TableEmbeddingBag(tables()[name], mode, padding_idx=2, include_last_offset=last)
     written = module.to_dense()
     ids = torch.randint(0, ROWS, (40,))
@@ -78,7 +78,7 @@ def test_bags_are_those_of_torch(name: str, mode: str, last: bool) -> None:
     torch.testing.assert_close(module(square, per_sample_weights=weights), expected)
 
 
-def test_no_ids_and_no_bags() -> None:
+def test_accepts_no_ids_and_no_bags() -> None:
     bag = TableEmbeddingBag(tables()["lowdim"], "sum")
     nothing = torch.empty(0, dtype=torch.int64)
     assert bag(nothing, nothing).shape == (0, DIM)
@@ -88,7 +88,7 @@ def test_no_ids_and_no_bags() -> None:
 
 @pytest.mark.parametrize("name", ["lowdim", "hash", "hot_hash"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_gradients_are_right(name: str, mode: str) -> None:
+def test_gradients_are_correct(name: str, mode: str) -> None:
     bag = TableEmbeddingBag(tables()[name].double(), mode, padding_idx=1)
     ids, offsets = torch.randint(0, ROWS, (9,)), torch.tensor([0, 4, 4])
     names, values = zip(*bag.named_parameters(), strict=True)
@@ -142,7 +142,7 @@ def test_rows_of_any_size_have_codes() -> None:
     assert not zeros.any()
 
 
-def test_codes_are_within_half_a_step() -> None:
+def test_codes_are_accurate_to_half_a_step() -> None:
     weight = trained()
     for bits, most in ((8, 127), (4, 7)):
         table = QuantizedTable.from_dense(weight, bits)
@@ -157,14 +157,14 @@ def test_codes_are_within_half_a_step() -> None:
     assert odd.look_up(torch.arange(3)).shape == (3, 5)
 
 
-def test_hashes_stay_the_same() -> None:
-    """Part of a checkpoint's meaning: written down once."""
+def test_hashes_never_change() -> None:
+    """Checkpoints depend on them: recorded once."""
     place = HashedTable(10**6, 4, 1000).places(torch.tensor([0, 1, 2, 999_999]))
     assert place.tolist() == [724, 801, 530, 468]
     assert HashedTable(10**6, 4, 1000, seed=1).places(torch.arange(8)).tolist() != place.tolist()
 
 
-def test_what_is_saved_comes_back() -> None:
+def test_saved_tables_are_loaded_equal() -> None:
     for name in NAMES:
         table, other = tables()[name], tables()[name]
         for parameter in other.parameters():
@@ -177,7 +177,7 @@ def test_what_is_saved_comes_back() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_wrong_ids_are_named(name: str) -> None:
+def test_invalid_ids_are_named(name: str) -> None:
     embedding, bag = TableEmbedding(tables()[name]), TableEmbeddingBag(tables()[name])
     for wrong in (-1, ROWS):
         with pytest.raises(InvalidArgumentError, match="input"):
@@ -190,7 +190,7 @@ def test_wrong_ids_are_named(name: str) -> None:
         bag(torch.tensor([1, 2, 3]), torch.tensor([0, 3, 1]))
 
 
-def test_wrong_settings_are_named() -> None:
+def test_invalid_settings_are_named() -> None:
     weight = trained()
     cases: list[tuple[str, Any]] = [
         ("dim", lambda: LowDimTable(10, 4, 5)),
@@ -214,7 +214,7 @@ def test_wrong_settings_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", tables())
-def test_traced_modules_look_up_the_same_and_refuse_the_same(name: str) -> None:
+def test_traced_modules_compute_and_refuse_the_same(name: str) -> None:
     module = TableEmbeddingBag(tables()[name]).eval()
     ids = torch.tensor([[1, 2], [3, ROWS - 1]])
     exported = torch.export.export(module, (ids,)).module()
@@ -226,8 +226,8 @@ def test_traced_modules_look_up_the_same_and_refuse_the_same(name: str) -> None:
                 traced(wrong)
 
 
-def test_a_compiler_that_does_not_know_the_sizes_gets_plain_flags() -> None:
-    # What other tests compiled counts against how often this may be.
+def test_a_compiler_with_unknown_sizes_gets_plain_flags() -> None:
+    # Compilations of other tests count towards the limit.
     torch.compiler.reset()
     module = TableEmbeddingBag(tables()["int8"]).eval()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -236,7 +236,7 @@ def test_a_compiler_that_does_not_know_the_sizes_gets_plain_flags() -> None:
         assert torch.equal(compiled(ids), module(ids))
 
 
-def test_weights_that_are_not_finite_are_refused() -> None:
+def test_nonfinite_weights_are_refused() -> None:
     module = TableEmbeddingBag(tables()["lowdim"], mode="sum")
     with pytest.raises(InvalidArgumentError, match=r"^per_sample_weights: .*\b1\b"):
         module(torch.tensor([[1, 2]]), per_sample_weights=torch.tensor([[1.0, torch.nan]]))

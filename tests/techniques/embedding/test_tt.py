@@ -1,4 +1,4 @@
-"""Tensor-train modules do what torch's do with the table written down, and refuse the same."""
+"""Tensor-train modules behave like torch's on the expanded table, and refuse the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_public_names_resolve() -> None:
 @MODES
 @RANKS
 @KINDS
-def test_a_bag_is_torchs_over_the_dense_table(
+def test_a_bag_equals_torchs_on_the_dense_table(
     dtype: torch.dtype, mode: str, ranks: tuple[int, ...], kind: torch.dtype, bound: float
 ) -> None:
     module = bag(ranks=ranks, mode=mode, padding_idx=-1, dtype=kind)
@@ -68,7 +68,7 @@ def test_a_bag_is_torchs_over_the_dense_table(
 
 
 @IDS
-def test_an_embedding_is_torchs_over_the_dense_table(dtype: torch.dtype) -> None:
+def test_an_embedding_equals_torchs_on_the_dense_table(dtype: torch.dtype) -> None:
     module = ss.nn.TTEmbedding(200, 24, (3, 4), padding_idx=3)
     ids = torch.randint(0, 200, (4, 5, 6), dtype=dtype)
     ids[0, 0, 0] = 3
@@ -101,7 +101,7 @@ def test_gradcheck_of_every_core_and_the_weights(mode: str, ranks: tuple[int, ..
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("ranks", [(5,), (3, 4)])
-def test_gradients_in_float32_are_those_in_float64(mode: str, ranks: tuple[int, ...]) -> None:
+def test_gradients_in_float32_equal_those_in_float64(mode: str, ranks: tuple[int, ...]) -> None:
     narrow = bag(ranks=ranks, mode=mode, padding_idx=5)
     exact = copy.deepcopy(narrow).double()
     ids, offsets = torch.randint(0, 60, (90,)), torch.arange(0, 90, 9)
@@ -117,7 +117,7 @@ def test_gradients_in_float32_are_those_in_float64(mode: str, ranks: tuple[int, 
 
 
 @pytest.mark.parametrize("ranks", [(5,), (3, 4), (2, 3, 2)])
-def test_a_thousand_times_the_same_id_gives_the_same_bits(ranks: tuple[int, ...]) -> None:
+def test_a_repeated_id_gives_reproducible_bits(ranks: tuple[int, ...]) -> None:
     ids = torch.cat([torch.full((1000,), 17), torch.randint(0, 200, (1000,))])
     offsets = torch.arange(0, 2000, 50)
     gradients = []
@@ -138,7 +138,7 @@ def test_a_thousand_times_the_same_id_gives_the_same_bits(ranks: tuple[int, ...]
     ],
     ids=["SGD", "Adagrad", "Adam"],
 )
-def test_stepping_in_the_backward_pass_is_stepping_after_it(make: Any) -> None:
+def test_stepping_in_the_backward_pass_equals_stepping_after_it(make: Any) -> None:
     fused, plain = bag(fused_optimizer=make), bag()
     optimizer = make(list(plain.parameters()))
     ids, aim = torch.randint(0, 200, (50, 32, 3)), torch.randn(50, 32, 16)
@@ -152,7 +152,7 @@ def test_stepping_in_the_backward_pass_is_stepping_after_it(make: Any) -> None:
     assert error(fused.to_dense(), bag().to_dense()) > 0.01
 
 
-def test_checkpoints_and_copies_keep_every_row() -> None:
+def test_checkpoints_and_copies_preserve_every_row() -> None:
     module = bag(cache_rows=8, cache_policy="manual")
     ids = torch.randint(0, 40, (64, 3))
     module(ids)
@@ -169,7 +169,7 @@ def test_checkpoints_and_copies_keep_every_row() -> None:
     assert torch.equal(copy.deepcopy(module)(ids), module(ids))
 
 
-def test_compiled_modules_look_up_the_same() -> None:
+def test_compiled_modules_look_up_the_same_rows() -> None:
     module = bag()
     ids = torch.randint(0, 200, (8, 5))
     made = torch.compile(module, backend="aot_eager", fullgraph=True)(ids)
@@ -182,7 +182,7 @@ def test_compiled_modules_look_up_the_same() -> None:
     assert all(map(torch.equal, found, [core.grad for core in module.cores]))
 
 
-def test_training_learns_what_a_dense_table_learns() -> None:
+def test_training_learns_like_a_dense_table() -> None:
     torch.manual_seed(1)
     target = torch.randn(64, 4)
     embedding = ss.nn.TTEmbedding(64, 8, (8, 8), init_std=1.0)
@@ -198,7 +198,7 @@ def test_training_learns_what_a_dense_table_learns() -> None:
     assert losses[-1] < 0.25 * losses[0]
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     module = bag(100, 16, mode="mean")
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
     for arguments, said in (
@@ -275,12 +275,12 @@ def test_bad_arguments_are_named() -> None:
         ({"dtype": torch.int64}, "dtype"),
     ],
 )
-def test_impossible_trains_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_trains_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         bag(**settings)
 
 
-def test_the_nearest_dimension_is_told() -> None:
+def test_the_nearest_dimension_is_suggested() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         bag(dim=17)
     assert "use 18" in str(caught.value) or "use 16" in str(caught.value)

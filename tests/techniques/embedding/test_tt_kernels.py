@@ -1,4 +1,4 @@
-"""Every kernel multiplies as the reference does: to the bit where sums are exact."""
+"""Every kernel multiplies like the reference: bitwise if sums are exact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def whole_cores(shape: Any) -> list[torch.Tensor]:
 
 
 def bags(rows: int, mode: int, cached: int = 0, dim: int = 1, count: int = 900) -> tuple[Any, ...]:
-    """Bags of all sizes, padding and often the same id: arguments of the operator."""
+    """Bags of all sizes, with padding and repeated ids: arguments of the operator."""
     ids = torch.randint(0, rows, (count,))
     ids[::9], ids[1::7] = 4, 11
     offsets = torch.sort(torch.randint(0, count + 1, (50,))).values
@@ -48,7 +48,7 @@ def bags(rows: int, mode: int, cached: int = 0, dim: int = 1, count: int = 900) 
 
 
 def table_of(ids: torch.Tensor) -> torch.Tensor:
-    """A table of hot rows, one id after the other."""
+    """Return a hash table of hot rows, inserted in order."""
     capacity = 1 << (2 * len(ids) - 1).bit_length()
     table = torch.full((capacity, 2), -1)
     for row, (index, place) in enumerate(
@@ -61,7 +61,7 @@ def table_of(ids: torch.Tensor) -> torch.Tensor:
 
 
 def exactly(cores: list[torch.Tensor], how: tuple[Any, ...], grad: torch.Tensor) -> Any:
-    """What the reference makes in float64, and its gradients: cores', cache's, weights'."""
+    """Return the reference's result in float64, and gradients of cores, cache and weights."""
     leaves = [core.double().requires_grad_() for core in cores]
     cache = None if how[0] is None else how[0].double().requires_grad_()
     weights = None if how[4] is None else how[4].double().requires_grad_()
@@ -90,7 +90,7 @@ def test_sums_and_gradients_are_exact(
 
 
 @KERNELS
-def test_means_are_the_references(kernel: tuple[InstructionSet, int]) -> None:
+def test_means_equal_the_references(kernel: tuple[InstructionSet, int]) -> None:
     for shape in SHAPES:
         cores = whole_cores(shape)
         rows, dim = (int(torch.tensor(part).prod()) for part in shape[:2])
@@ -128,7 +128,7 @@ def test_every_instruction_set_gives_the_same_bits(kernel: tuple[InstructionSet,
 
 
 @KERNELS
-def test_gradients_are_exact_over_micro_batches_and_pieces(
+def test_gradients_are_exact_over_micro_batches_and_chunks(
     kernel: tuple[InstructionSet, int],
 ) -> None:
     cores = whole_cores(((25, 30, 20), (2, 2, 4), (3, 5)))
@@ -144,7 +144,9 @@ def test_gradients_are_exact_over_micro_batches_and_pieces(
 
 @pytest.mark.parametrize("equal", [False, True], ids=["any ids", "equal ids"])
 @pytest.mark.parametrize("count", [0, 1, 4_999, 40_000])
-def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, count: int, equal: bool) -> None:
+def test_threads_do_not_change_a_bit(
+    monkeypatch: pytest.MonkeyPatch, count: int, equal: bool
+) -> None:
     if not door.kernels():
         pytest.skip("no compiled library")
     call, best = random_call(count), next(iter(door.kernels().values()))
@@ -158,7 +160,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, count: int, equa
         assert all(map(torch.equal, results[0], other))
 
 
-def test_a_bag_is_the_sum_of_its_rows_in_order_whatever_else_is_looked_up() -> None:
+def test_a_bag_is_the_ordered_sum_of_its_rows_regardless_of_others() -> None:
     if not door.kernels():
         pytest.skip("no compiled library")
     cores, _, _ = random_call()
@@ -175,7 +177,7 @@ def test_a_bag_is_the_sum_of_its_rows_in_order_whatever_else_is_looked_up() -> N
     assert torch.equal(together, expected)
 
 
-def test_the_operator_is_a_good_citizen() -> None:
+def test_the_operator_passes_torchs_checks() -> None:
     cores, _, _ = random_call()
     how = (None, None, torch.randint(0, 99, (12,)), None, torch.rand(12), 99, 3, 4, 0)
     torch.library.opcheck(torch.ops.slipstream.tt.default, (cores, *how))
@@ -184,7 +186,7 @@ def test_the_operator_is_a_good_citizen() -> None:
     torch.library.opcheck(torch.ops.slipstream.tt.weights, (grad, cores, *how))
 
 
-def test_wrong_arguments_of_the_operator_are_named() -> None:
+def test_invalid_arguments_of_the_operator_are_named() -> None:
     cores, _, _ = random_call()
     ids = torch.arange(6)
     good: dict[str, Any] = {

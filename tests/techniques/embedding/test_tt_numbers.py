@@ -1,4 +1,4 @@
-"""Shapes, first numbers and decompositions of tensor trains are what the theory says."""
+"""Shapes, initial values and decompositions of tensor trains agree with theory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_dimensions_are_factored_evenly(dim: int, factors: tuple[int, ...]) -> N
 
 @pytest.mark.parametrize("rows", [1, 7, 1000, 1001, 11_000_000, 10**15])
 @pytest.mark.parametrize("cores", [2, 3, 4])
-def test_rows_fit_with_little_to_spare(rows: int, cores: int) -> None:
+def test_rows_fit_with_little_excess(rows: int, cores: int) -> None:
     shape = TTShape.of(rows, 64, (4,) * (cores - 1))
     total = math.prod(shape.rows)
     assert total >= rows
-    # Each factor is at most one more than the root: what is to spare is a face of the cube.
+    # Each factor is at most one more than the root, so the excess is at most a face of the cube.
     assert total < rows + 2 * cores * (rows ** (1 / cores) + 1) ** (cores - 1)
 
 
@@ -45,11 +45,11 @@ def test_the_cost_of_the_published_shape() -> None:
 @pytest.mark.parametrize(
     "ranks", [(2,), (2, 2), (8, 8), (32, 32), (2, 2, 2), (8, 8, 8), (32, 32, 32)]
 )
-def test_first_numbers_are_normal_and_as_wide_as_asked(ranks: tuple[int, ...]) -> None:
+def test_initial_values_are_normal_with_the_requested_deviation(ranks: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     drawn, rows = [], 100 if max(ranks) < 32 else 800
     while sum(part.numel() for part in drawn) < 100_000:
-        # Many trains, few rows of each: rows of one train have slices in common.
+        # Many trains, few rows of each: rows of one train share slices.
         train = ss.nn.TTEmbedding(30**3, 16, ranks, init_std=0.25)
         drawn.append(train(torch.randint(0, 30**3, (rows,))).detach().flatten().double())
     made = torch.cat(drawn)
@@ -63,7 +63,7 @@ def test_first_numbers_are_normal_and_as_wide_as_asked(ranks: tuple[int, ...]) -
     assert kurtosis == pytest.approx(expected, abs=0.15)
 
 
-def test_rotations_keep_lengths() -> None:
+def test_rotations_preserve_norms() -> None:
     core = torch.empty(5, 6, 3, 6)
     turned = tt_init._rotations(core)
     assert turned.shape == core.shape
@@ -73,7 +73,7 @@ def test_rotations_keep_lengths() -> None:
     assert torch.allclose(lengths, math.sqrt(6) * row.norm())
 
 
-def test_plain_normal_cores_are_peaked_as_computed() -> None:
+def test_plain_normal_cores_have_the_computed_kurtosis() -> None:
     assert tt_init.excess_kurtosis((2, 2), 3.0) == pytest.approx(9.0)
     assert tt_init.excess_kurtosis((32, 32), 3.0) == pytest.approx(0.38, abs=0.01)
     second, fourth = tt_init._moments(2.0)
@@ -108,7 +108,7 @@ def test_the_error_of_any_table_is_within_its_bound(ranks: tuple[int, ...]) -> N
     assert float((made - table).norm()) <= 1.01 * bound
 
 
-def test_weights_of_rows_make_heavy_rows_nearer() -> None:
+def test_row_weights_improve_heavy_rows() -> None:
     torch.manual_seed(0)
     table, weights = torch.randn(500, 16), torch.rand(500) ** 8
     plain, weighted = (
@@ -120,7 +120,7 @@ def test_weights_of_rows_make_heavy_rows_nearer() -> None:
     assert float((weighted * weights).sum()) < 0.98 * float((plain * weights).sum())
 
 
-def test_what_is_no_table_is_refused() -> None:
+def test_invalid_tables_are_refused() -> None:
     table = torch.randn(50, 8)
     bad = table.clone()
     bad[3, 3] = math.nan

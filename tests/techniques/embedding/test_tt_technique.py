@@ -1,4 +1,4 @@
-"""Large tables become tensor trains, in the graph, in the model and in the optimizer."""
+"""Large tables become tensor trains, in the graph, the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def sparse() -> Any:
     return model, (ids, torch.randint(0, DIM, (32,))), cross_entropy, optimizer
 
 
-def test_updates_and_memory_are_those_of_the_cores() -> None:
+def test_updates_and_memory_equal_those_of_the_cores() -> None:
     graph, technique = timed_by_bytes(graph_of(films)), TTEmbeddings(8)
     after = technique.predict(graph, asked_first(technique, graph))
     spent = [
@@ -80,7 +80,7 @@ def test_updates_and_memory_are_those_of_the_cores() -> None:
     assert abs(parameters[0] - parameters[1] - 2 * 4 * (ROWS * DIM - TRAIN)) <= 2
 
 
-def test_what_is_asked_for_can_be_timed() -> None:
+def test_requested_calls_can_be_timed() -> None:
     assert cannot_be_timed(TTEmbeddings(8).required_timings(graph_of(films))) == []
 
 
@@ -113,7 +113,7 @@ def test_reasons_why_not() -> None:
 
 
 @pytest.mark.parametrize("make", [films, together])
-def test_modules_and_parameters_are_exchanged(make: Any) -> None:
+def test_modules_and_parameters_are_replaced(make: Any) -> None:
     torch.manual_seed(0)
     built = build(make, TTEmbeddings(8))
     model: Any = built.model
@@ -130,7 +130,7 @@ def test_modules_and_parameters_are_exchanged(make: Any) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_tables_that_are_trains_are_kept_by_svd() -> None:
+def test_trained_tables_are_approximated_by_svd() -> None:
     shape = ((25, 30, 40), (2, 2, 4))
     train = TTEmbedding(ROWS, DIM, (4, 4), shape, init_std=1.0)
     model = nn.Embedding.from_pretrained(train.to_dense(), freeze=False)
@@ -141,20 +141,20 @@ def test_tables_that_are_trains_are_kept_by_svd() -> None:
 
     module = build(alone, TTEmbeddings(8, svd=True)).model[0]
     assert module.shape.ranks == (1, 8, 8, 1)
-    # Balanced factors are other ones than the table's: the nearest train, far nearer than chance.
+    # Balanced factors differ from the table's: the nearest train, far nearer than chance.
     distance = (module.to_dense() - model.weight).norm() / model.weight.norm()
     assert float(distance) < 1
     assert type(build(alone, TTEmbeddings(8)).model[0]) is TTEmbedding
 
 
-def test_what_cannot_be_exchanged_is_refused() -> None:
+def test_unsupported_models_are_refused() -> None:
     with pytest.raises(WorkloadError, match="SparseAdam"):
         build(sparse, TTEmbeddings())
     with pytest.raises(WorkloadError, match=r"no nn\.Embedding"):
         build(mlp, TTEmbeddings())
 
 
-def test_settings_are_read_and_checked() -> None:
+def test_settings_are_parsed_and_checked() -> None:
     (found,) = parse("tt_embedding:8,cores=2,rows=10,svd=on")
     assert found == TTEmbeddings(8, 2, 10, True)
     assert found.quality().kind is QualityKind.NEEDS_TRAINING
@@ -165,7 +165,7 @@ def test_settings_are_read_and_checked() -> None:
         parse("tt_embedding+robe_embedding")
 
 
-def test_the_lines_to_write_are_told() -> None:
+def test_lines_to_write_are_reported() -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "recommender.py"
     change = TTEmbeddings().code(Workload(f"{example}:make_workload"))
     assert change is not None

@@ -1,4 +1,4 @@
-"""Tensor trains on CUDA devices: interpreted and compiled everywhere, run where one is."""
+"""Tensor trains on CUDA devices: interpreted and compiled everywhere, run on a device if any."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ TESTS = Path(__file__).with_name("triton_tt.py")
 Require = Callable[[str, bool, str], None]
 
 
-def test_interpreted_kernels_are_torchs(tmp_path: Path, require: Require) -> None:
+def test_interpreted_kernels_equal_torchs(tmp_path: Path, require: Require) -> None:
     run_tests(TESTS, tmp_path, require, interpreted=True)
 
 
-def test_kernels_on_a_device_are_torchs(tmp_path: Path, require: Require) -> None:
+def test_kernels_on_a_device_equal_torchs(tmp_path: Path, require: Require) -> None:
     require("cuda", torch.cuda.is_available(), "no CUDA device")
     run_tests(TESTS, tmp_path, require, interpreted=False)
 
 
-def test_kernels_compile_for_a_device_that_is_not_here(tmp_path: Path, require: Require) -> None:
+def test_kernels_compile_for_an_absent_device(tmp_path: Path, require: Require) -> None:
     file = TESTS.with_name("triton_tt_compiled.py")
     run_tests(file, tmp_path, require, interpreted=False)

@@ -1,4 +1,4 @@
-"""Run by test_robe_triton.py in a process of its own: Triton's kernels against the CPU's."""
+"""Run by test_robe_triton.py in a separate process: Triton's kernels against the CPU's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def described(*tables: tuple[int, int, int]) -> torch.Tensor:
 
 
 def on_device(how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Ids, offsets and weights there; the tables' description stays on the CPU."""
+    """Move ids, offsets and weights to the device; the tables' description stays on the CPU."""
     return tuple(
         x.to(DEVICE) if isinstance(x, torch.Tensor) and place < 3 else x
         for place, x in enumerate(how)
@@ -29,7 +29,7 @@ def on_device(how: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def bags(mode: str, block: int, sign: bool) -> tuple[Any, ...]:
-    """Two tables of 24 and 17 columns, bags of none to five ids, padding among them."""
+    """Two tables of 24 and 17 columns, bags of none to five ids, with some padding."""
     generator = torch.Generator().manual_seed(block)
     sizes = torch.randint(0, 6, (8,), generator=generator)
     ids = torch.randint(0, 9, (int(sizes.sum()),), generator=generator)
@@ -40,7 +40,7 @@ def bags(mode: str, block: int, sign: bool) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(("mode", "block", "sign"), CASES)
-def test_bags_and_gradients_are_the_cpus(mode: str, block: int, sign: bool) -> None:
+def test_bags_and_gradients_equal_the_cpus(mode: str, block: int, sign: bool) -> None:
     how = bags(mode, block, sign)
     array = torch.randn(101, generator=torch.Generator().manual_seed(1))
     expected = door.robe(array, *how)
@@ -59,7 +59,7 @@ def test_bags_and_gradients_are_the_cpus(mode: str, block: int, sign: bool) -> N
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
-def test_places_are_the_cpus_to_the_bit(kind: torch.dtype) -> None:
+def test_positions_equal_the_cpus_exactly(kind: torch.dtype) -> None:
     large = [2**31 + 5, 2**45 - 1] if kind is torch.int64 else [2**31 - 1]
     ids = torch.tensor([0, 1, 77, *large], dtype=kind)
     for dim, block, size in ((100, 32, 5003), (24, 64, 64), (70, 70, 1000)):
@@ -69,7 +69,7 @@ def test_places_are_the_cpus_to_the_bit(kind: torch.dtype) -> None:
         assert torch.equal(made.cpu(), door.robe(array, *how))
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_empty_input_gives_empty_output() -> None:
     none = torch.empty(0, dtype=torch.int64)
     how = (none, None, None, described((5, 4, -1)), 0, 4, 2, True, 0)
     array = torch.randn(9, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Run by test_robe_triton.py in a process of its own: machine code for a device, without one."""
+"""Run by test_robe_triton.py in a separate process: machine code for an absent device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TYPES = {
 
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("kernel", [kernels._forward, kernels._backward, kernels._weights])
-def test_there_is_machine_code(kernel: Any, mode: int) -> None:
+def test_machine_code_is_generated(kernel: Any, mode: int) -> None:
     chosen = {"signed": True, "mode": mode, "weighted": mode == 0, "span": 64}
     types = {name: TYPES.get(name, "constexpr") for name in kernel.arg_names}
     constants = {name: value for name, value in chosen.items() if name in types}

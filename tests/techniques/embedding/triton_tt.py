@@ -1,4 +1,4 @@
-"""Run by test_tt_triton.py in a process of its own: Triton's tensor trains against torch's."""
+"""Run by test_tt_triton.py in a separate process: Triton's tensor trains against torch's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cores_of(shape: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s[1])))
-def test_rows_and_gradients_are_the_references(shape: Any) -> None:
+def test_rows_and_gradients_equal_the_references(shape: Any) -> None:
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(0, math.prod(shape[0]), (70,), generator=generator)
     ids[::5] = ids[3]
@@ -50,7 +50,7 @@ def test_rows_and_gradients_are_the_references(shape: Any) -> None:
         torch.testing.assert_close(gradient.cpu(), other, **close)
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_empty_input_gives_empty_output() -> None:
     cores = [core.to(DEVICE).requires_grad_() for core in cores_of(SHAPES[0])]
     made = kernels.rows_of(cores, torch.empty(0, dtype=torch.int64, device=DEVICE))
     assert made.shape == (0, 16)
@@ -61,7 +61,7 @@ def test_nothing_in_nothing_out() -> None:
 @pytest.mark.parametrize(("shape", "padding", "dtype"), [
     (SHAPES[0], 7, torch.int32), (SHAPES[3], -1, torch.int64),
 ])  # fmt: skip
-def test_sums_of_bags_are_the_references(shape: Any, padding: int, dtype: Any) -> None:
+def test_sums_of_bags_equal_the_references(shape: Any, padding: int, dtype: Any) -> None:
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(0, math.prod(shape[0]), (70,), generator=generator, dtype=dtype)
     ids[::6] = 7
@@ -83,7 +83,7 @@ def test_sums_of_bags_are_the_references(shape: Any, padding: int, dtype: Any) -
 
 
 @pytest.mark.parametrize("bags", [70, 10])
-def test_bags_of_as_many_ids_each_need_no_offsets(bags: int) -> None:
+def test_bags_of_equal_size_need_no_offsets(bags: int) -> None:
     ids = torch.randint(0, 5 * 6 * 7, (70,), generator=torch.Generator().manual_seed(4))
     cores = cores_of(SHAPES[0])
     made = kernels.sums_of([c.to(DEVICE) for c in cores], ids.to(DEVICE), None, bags, -1, 210)
@@ -96,13 +96,13 @@ def test_bags_of_as_many_ids_each_need_no_offsets(bags: int) -> None:
     ([0, 209, 3], [0, 1]), ([0, -1, 3], [0, 1]), ([0, 1, 2], [1, 2]), ([0, 1, 2], [0, 2, 1]),
     ([0, 1, 2], [0, 4]),
 ])  # fmt: skip
-def test_what_is_out_of_range_makes_no_bags(ids: list[int], offsets: list[int]) -> None:
+def test_out_of_range_arguments_return_none(ids: list[int], offsets: list[int]) -> None:
     cores = [core.to(DEVICE) for core in cores_of(SHAPES[0])]
     arguments = torch.tensor(ids, device=DEVICE), torch.tensor(offsets, device=DEVICE)
     assert kernels.sums_of(cores, *arguments, len(offsets), -1, 209) is None
 
 
-def test_bags_in_steps_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bags_computed_in_steps_report_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "on_device", lambda cores: kernels)
     cores = [core.to(DEVICE) for core in cores_of(SHAPES[0])]
     ids, offsets = torch.tensor([3, 209, 0], device=DEVICE), torch.tensor([0, 2], device=DEVICE)
@@ -119,7 +119,7 @@ def test_bags_in_steps_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
         bags(ids[:0], offsets + 1)
 
 
-def test_ids_are_put_in_the_order_of_their_slices() -> None:
+def test_ids_are_sorted_by_their_slices() -> None:
     ids = torch.randint(0, 5 * 6 * 7, (300,), generator=torch.Generator().manual_seed(5))
     offsets = torch.tensor([0, 0, 120, 299])
     on_device = ids.to(DEVICE), offsets.to(DEVICE)
@@ -131,7 +131,7 @@ def test_ids_are_put_in_the_order_of_their_slices() -> None:
     assert bag.tolist() == [1] * 120 + [2] * 179 + [3]
 
 
-def test_what_a_program_cannot_hold_is_left_to_torch() -> None:
+def test_shapes_too_large_for_a_program_use_torch() -> None:
     assert not kernels.runs([torch.empty(3, 1, 4, 256), torch.empty(3, 256, 4, 64), torch.empty(
         3, 64, 4, 1)])  # fmt: skip
     assert not kernels.runs([core.double() for core in cores_of(SHAPES[0])])

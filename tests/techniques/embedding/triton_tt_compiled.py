@@ -1,4 +1,4 @@
-"""Run by test_tt_triton.py in a process of its own: machine code for a device, without one."""
+"""Run by test_tt_triton.py in a separate process: machine code for an absent device."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TYPES = {
 
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("kernel", [kernels._forward, kernels._backward])
-def test_there_is_machine_code(kernel: Any, pooled: bool) -> None:
+def test_machine_code_is_generated(kernel: Any, pooled: bool) -> None:
     sizes = {"q1_wide": 4, "q2_wide": 4, "r1_wide": 32, "r2_wide": 32, "span": 8, "p2_wide": 256}
     assert compiled(kernel, {**sizes, "pooled": pooled}, num_warps=kernels._WARPS)
 
 
-def test_there_is_machine_code_to_count_and_place() -> None:
+def test_machine_code_to_count_and_place_is_generated() -> None:
     for pooled in (False, True):
         assert compiled(kernels._count, {"pooled": pooled, "halvings": 9, "block": 256})
     assert compiled(kernels._place, {"block": 256})
