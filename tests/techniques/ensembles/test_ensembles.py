@@ -1,4 +1,4 @@
-"""Planted redundancy is found and taken away exactly; ensembles are what their members say."""
+"""Planted redundancy is found and removed exactly; ensembles equal their members."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cnn() -> nn.Sequential:
 
 
 class Block(nn.Module):
-    """A residual block, whose functions are not modules."""
+    """A residual block with functional operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def transformer() -> nn.Module:
 
 
 def plant(layer: Any, norm: Any) -> None:
-    """In a layer: a duplicate, a scaled copy, a constant and a dead unit."""
+    """Plant a duplicate, a scaled copy, a constant and a dead unit in a layer."""
     with torch.no_grad():
         weight, bias = layer.weight, layer.bias
         bias += 0.5  # so that no other unit of a random layer is dead
@@ -76,7 +76,7 @@ def plant(layer: Any, norm: Any) -> None:
 
 
 @pytest.mark.parametrize(("make", "shape"), [(mlp, (6,)), (cnn, (2, 8, 8))])
-def test_what_was_planted_goes_and_outputs_stay(make: Any, shape: tuple[int, ...]) -> None:
+def test_planted_units_are_removed_and_outputs_stay(make: Any, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = make().eval()
     plant(model[0], model[1])
@@ -92,7 +92,7 @@ def test_what_was_planted_goes_and_outputs_stay(make: Any, shape: tuple[int, ...
 
 
 @pytest.mark.parametrize("kind", ["block", "transformer"])
-def test_units_of_a_block_and_of_a_feed_forward_half_go_too(kind: str) -> None:
+def test_units_of_a_block_and_of_a_feed_forward_layer_are_removed(kind: str) -> None:
     torch.manual_seed(0)
     if kind == "block":
         model: Any = Block().eval()
@@ -103,7 +103,7 @@ def test_units_of_a_block_and_of_a_feed_forward_half_go_too(kind: str) -> None:
         plant(model.layers[0].linear1, None)
         shape = (5, 6)
     found = compact(model, list(torch.randn(8, 64, *shape)))
-    # Behind the block's first convolution zeros are put around: one constant has to stay for it.
+    # The block's second convolution pads with zeros, so one constant has to stay.
     assert found.layers[0].dead == (1 if kind == "block" else 2)
     assert found.layers[0].dependent == 2
     x = torch.randn(50, *shape)
@@ -111,19 +111,19 @@ def test_units_of_a_block_and_of_a_feed_forward_half_go_too(kind: str) -> None:
     assert found.parameters < 1
 
 
-def test_constants_before_a_padded_convolution_do_not_reach_beyond_its_edge() -> None:
+def test_constants_before_a_padded_convolution_have_no_effect_beyond_its_edge() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 8, 3), nn.Tanh(), nn.Conv2d(8, 3, 3, padding=1)).eval()
     with torch.no_grad():
         model[0].weight[2:4] = 0.0
-        model[0].weight[4] = model[0].weight[5]  # and not its bias: no sum of others behind Tanh
+        model[0].weight[4] = model[0].weight[5]  # and not its bias: no sum of others after Tanh
     found = compact(model, list(torch.randn(8, 16, 2, 9, 9)))
     assert (found.layers[0].dead, found.layers[0].dependent) == (1, 0)
     x = torch.randn(4, 2, 9, 9)
     torch.testing.assert_close(found.model(x), model(x), rtol=1e-5, atol=1e-5)
 
 
-def test_tied_weights_and_sums_are_left_whole() -> None:
+def test_tied_weights_and_residual_sums_are_preserved() -> None:
     model: Any = nn.Sequential(
         nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
     )
@@ -132,7 +132,7 @@ def test_tied_weights_and_sums_are_left_whole() -> None:
         compact(model, [torch.zeros(3, 4)])
 
 
-def test_a_unit_is_no_large_multiple_of_one_that_hardly_varies() -> None:
+def test_a_unit_is_not_a_large_multiple_of_a_nearly_constant_one() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     with torch.no_grad():
         # The first is the second less 200 times the third, or nearly the second alone.
@@ -146,7 +146,7 @@ def test_a_unit_is_no_large_multiple_of_one_that_hardly_varies() -> None:
     assert compact(model, [torch.randn(512, 2)], 1.0).layers[0].dependent == 1
 
 
-def test_a_lower_correlation_takes_more() -> None:
+def test_a_lower_correlation_threshold_removes_more() -> None:
     torch.manual_seed(0)
     batches = list(torch.randn(8, 64, 6))
     model = mlp()
@@ -188,7 +188,7 @@ def test_members_differ_and_together_are_no_worse(method: Any) -> None:
     torch.testing.assert_close(made(x).sum(-1), torch.ones(300))
 
 
-def test_members_with_shared_weights_are_trained_at_once() -> None:
+def test_members_with_shared_weights_are_trained_together() -> None:
     x, y = samples()
     epochs: list[float] = []
 
@@ -204,7 +204,7 @@ def test_members_with_shared_weights_are_trained_at_once() -> None:
     assert sum(p.numel() for p in made.parameters()) < 3 * weights
 
 
-def test_what_was_trained_before_it_was_killed_is_not_trained_again(tmp_path: Any) -> None:
+def test_members_trained_before_a_kill_are_not_trained_again(tmp_path: Any) -> None:
     x, y = samples()
     model, calls = mlp(), []
 
@@ -227,7 +227,7 @@ def test_what_was_trained_before_it_was_killed_is_not_trained_again(tmp_path: An
         run(tmp_path)
 
 
-def test_ways_are_rows_of_one_table() -> None:
+def test_methods_are_rows_of_one_table() -> None:
     x, y = samples()
     found = compare(
         mlp(), fit(x[:200], y[:200]), x[200:], y[200:], members=2,
@@ -239,7 +239,7 @@ def test_ways_are_rows_of_one_table() -> None:
     assert len(found.table().rows) == 4
 
 
-def test_calibration_and_detection_are_counted_by_hand() -> None:
+def test_calibration_and_detection_match_counts_by_hand() -> None:
     class Sure(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat([x, -x], -1)
@@ -282,7 +282,7 @@ def test_members_are_exported_as_one_graph(tmp_path: Any) -> None:
         torch.testing.assert_close(torch.from_numpy(made), ensemble(x), rtol=1e-5, atol=1e-5)
 
 
-def test_stacked_members_say_what_they_say_one_by_one() -> None:
+def test_stacked_members_equal_separate_ones() -> None:
     torch.manual_seed(0)
     ensemble = Ensemble([cnn().eval() for _ in range(3)]).eval()
     together = ensemble.stacked()
@@ -332,13 +332,13 @@ def test_stacked_members_say_what_they_say_one_by_one() -> None:
         ),
     ],
 )
-def test_errors_say_what(call: Any, error: type[Exception], words: str) -> None:
+def test_errors_explain_themselves(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()
 
 
 def images() -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """A convolutional net, and images whose class is the brighter quarter."""
+    """A convolutional network, and images whose class is the brighter quarter."""
     torch.manual_seed(0)
     x = torch.randn(400, 1, 6, 6)
     y = torch.stack([q.mean((1, 2, 3)) for h in x.chunk(2, 2) for q in h.chunk(2, 3)], 1).argmax(1)
@@ -347,7 +347,7 @@ def images() -> tuple[Any, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("method", ["peers", "independent", "snapshot"])
-def test_an_ensemble_that_is_worse_than_a_member_is_not_returned(method: Any) -> None:
+def test_an_ensemble_worse_than_a_member_is_not_returned(method: Any) -> None:
     model, x, y = images()
     shares: list[float] = []
 
@@ -355,7 +355,7 @@ def test_an_ensemble_that_is_worse_than_a_member_is_not_returned(method: Any) ->
         shares.append(share)
         if len(shares) == 1:
             fit(x[:200], y[:200])(member, 1.0, seed)
-        else:  # the others learn something else, and are sure of it
+        else:  # the others learn something else, with confidence
             fit(x[:200], (y[:200] + 1) % 4)(member, 2.0, seed)
 
     held_out = x[200:300], y[200:300]
@@ -370,16 +370,16 @@ def test_an_ensemble_that_is_worse_than_a_member_is_not_returned(method: Any) ->
     assert evaluate(made, x[300:], y[300:]).accuracy > 0.6
 
 
-def test_an_ensemble_that_is_no_worse_is_returned_whole() -> None:
+def test_an_ensemble_that_is_no_worse_is_returned_complete() -> None:
     model, x, y = images()
-    held_out = x[:200], y[:200]  # as trained on: every member is right
+    held_out = x[:200], y[:200]  # evaluated as trained: every member is right
     made = build(model, fit(*held_out), members=2, method="independent", validation=held_out)
     assert len(made) == 2
     with pytest.raises(InvalidArgumentError, match="3 labels for 4 inputs"):
         build(model, fit(*held_out), validation=(x[:4], y[:3]))
 
 
-def test_members_of_shared_weights_are_only_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_with_shared_weights_only_give_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = images()
     held_out = x[200:300], y[200:300]
     monkeypatch.setattr(training._Validator, "_accuracy", lambda self, each: 1 / len(each))
@@ -387,7 +387,7 @@ def test_members_of_shared_weights_are_only_warned_of(monkeypatch: pytest.Monkey
         assert len(build(model, fit(x, y), method="batch", members=2, validation=held_out)) == 2
 
 
-def test_compaction_reports_how_far_outputs_move() -> None:
+def test_compaction_reports_the_change_of_outputs() -> None:
     torch.manual_seed(0)
     model, batches = mlp(), list(torch.randn(4, 64, 6))
     exact, near = compact(model, batches), compact(model, batches, 0.8)
@@ -399,7 +399,7 @@ def test_compaction_reports_how_far_outputs_move() -> None:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_an_ensemble_bears_what_people_do_with_models(stacked: bool) -> None:
+def test_an_ensemble_supports_common_uses_of_models(stacked: bool) -> None:
     def make() -> nn.Module:
         members = []
         for seed in range(2):

@@ -1,4 +1,4 @@
-"""A step of all members at once trains each as its own step would."""
+"""A combined step of all members trains each like its own step."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_each_member_is_trained_as_if_alone(make: Any, way: Any) -> None:
 
 @pytest.mark.parametrize("weights", ["own", "shared"])
 @pytest.mark.parametrize("make", [mlp, images])
-def test_what_prediction_asks_can_be_timed(make: Any, weights: Any) -> None:
+def test_requested_calls_can_be_timed(make: Any, weights: Any) -> None:
     technique = TrainTogether(2, weights)
     assert technique.why_not(graph_of(make)) is None
     assert cannot_be_timed(technique.required_timings(graph_of(make))) == []
 
 
-def test_a_step_of_members_takes_as_many_samples_and_their_weights() -> None:
+def test_a_combined_step_has_all_samples_and_weights() -> None:
     graph = timed_by_bytes(graph_of(mlp))
     technique, durations = TrainTogether(4), BytesMoved()
     durations.measure(technique.required_timings(graph))
@@ -137,13 +137,13 @@ def with_embedding() -> Any:
 
 
 @pytest.mark.parametrize(("make", "kind"), [(with_gru, "gru"), (with_embedding, "embedding")])
-def test_what_would_be_refused_is_not_predicted(make: Any, kind: str) -> None:
+def test_unsupported_models_are_not_predicted(make: Any, kind: str) -> None:
     assert f"{kind} of " in str(TrainTogether(2).why_not(graph_of(make)))
     with pytest.raises(WorkloadError, match="cannot be computed for several members"):
         build(make, TrainTogether(2))
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_invalid_requests_are_reported() -> None:
     with pytest.raises(WorkloadError, match="no optimizer"):
         build(inference, TrainTogether(2))
     with pytest.raises(InvalidArgumentError, match="members are not possible"):
