@@ -1,4 +1,4 @@
-"""Tensors of codes behave as the numbers they stand for, and layers hand them on unseen."""
+"""Tensors of codes behave like their values, and layers pass them on invisibly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant import calibrate
 from slipstream.techniques.lowbit import cost
-from slipstream.techniques.lowbit.coded import CodedTensor, HeldTensor, Unfinished
+from slipstream.techniques.lowbit.coded import CodedTensor, DeferredOutput, HeldTensor
 from slipstream.techniques.lowbit.convolve import Codes, quantise
 from slipstream.techniques.lowbit.handover import hand_over
 from slipstream.techniques.lowbit.layer import AfterSum, LowBitLayer
@@ -55,7 +55,7 @@ THROUGH: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", THROUGH)
-def test_rounding_before_is_rounding_behind(name: str) -> None:
+def test_rounding_before_equals_rounding_after(name: str) -> None:
     x = numbers(2, 5, 9, 7)
     made = THROUGH[name](coded(x))
     assert isinstance(made, CodedTensor)
@@ -78,18 +78,18 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("exact", [False, True])
-def test_others_get_the_numbers(name: str, exact: bool) -> None:
+def test_other_operators_get_the_values(name: str, exact: bool) -> None:
     x = numbers(2, 5, 9, 7)
     held = coded(x, exact=x if exact else None)
     expected = OTHERS[name](x if exact else (codes_of(x).float() - OF.zero) * OF.scale)
     made = OTHERS[name](held)
     assert not isinstance(made, CodedTensor)
     assert torch.equal(made, expected)
-    # Reading did not change what layers are given.
+    # Reading did not change the inputs of layers.
     assert name == "an item" or held.codes_for(OF) is not None
 
 
-def test_what_is_written_to_is_no_code_any_more() -> None:
+def test_a_modified_tensor_no_longer_has_codes() -> None:
     x = numbers(2, 3, 4, 4)
     for write in (lambda y: y.add_(1), lambda y: y[0].add_(1), lambda y: y.view(-1).mul_(2)):
         exact = x.clone(memory_format=torch.contiguous_format)
@@ -99,12 +99,12 @@ def test_what_is_written_to_is_no_code_any_more() -> None:
         assert held.codes_for(OF) is None
         assert torch.equal(held + 0, expected)
         assert torch.equal(held.relu(), expected.relu())
-        # Who else has the numbers keeps them.
+        # Other holders of the values keep them.
         assert not torch.equal(exact, expected)
 
 
 @pytest.mark.parametrize("groups", [1, 5])
-def test_what_a_layer_keeps_from_one_image_to_the_next_is_looked_at(groups: int) -> None:
+def test_cached_state_of_a_layer_is_checked_in_every_call(groups: int) -> None:
     torch.manual_seed(0)
     module = nn.Conv2d(5, 5, 3, padding=1, groups=groups)
     layer = LowBitConv2d.from_float(module, 4, 4, (-1.0, 2.0)).eval()
@@ -140,7 +140,7 @@ def test_what_a_layer_keeps_from_one_image_to_the_next_is_looked_at(groups: int)
 
 @pytest.mark.parametrize("codes", [None, OF])
 @pytest.mark.parametrize("relu", [False, True])
-def test_a_layer_takes_a_sum_along(relu: bool, codes: Codes | None) -> None:
+def test_a_layer_can_include_a_sum(relu: bool, codes: Codes | None) -> None:
     torch.manual_seed(0)
     layer = LowBitConv2d.from_float(nn.Conv2d(5, 6, 3, padding=1), 3, 4, (-1.0, 2.0)).eval()
     x, addend = numbers(2, 5, 8, 8), numbers(2, 6, 8, 8, seed=1)
@@ -155,8 +155,8 @@ def test_a_layer_takes_a_sum_along(relu: bool, codes: Codes | None) -> None:
         handed = made.codes_for(OF) if isinstance(made, HeldTensor) else None
         assert (handed is None) == (codes is None)
         assert handed is None or torch.equal(handed, codes_of(expected))
-    # Whatever else happens to its output, it is the plain one.
-    assert isinstance(layer(x), Unfinished)
+    # Regardless of later uses of its output, it equals the plain one.
+    assert isinstance(layer(x), DeferredOutput)
     assert torch.equal(layer(x) * 1, plain)
     assert torch.equal(torch.add(layer(x), addend, alpha=2), plain + 2 * addend)
     assert torch.equal(layer(x) + addend[:1], plain + addend[:1])
@@ -180,7 +180,7 @@ class Block(nn.Module):
 
 
 class Fire(nn.Module):
-    """Two layers beside each other on one input."""
+    """Two parallel layers on one input."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -201,11 +201,11 @@ def network() -> tuple[nn.Sequential, torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def any_sum_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "LEAST_SUM", 1)
+    monkeypatch.setattr(cost, "MIN_SUM_ELEMS", 1)
 
 
 def test_small_sums_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "LEAST_SUM", 1 << 15)
+    monkeypatch.setattr(cost, "MIN_SUM_ELEMS", 1 << 15)
     model, x = network()
     convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_small_sums_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(layer.after_sum for layer in layers)
 
 
-def test_handing_over_changes_nothing() -> None:
+def test_passing_codes_changes_nothing() -> None:
     model, x = network()
     convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
     with torch.no_grad():
@@ -222,7 +222,7 @@ def test_handing_over_changes_nothing() -> None:
         assert hand_over(model, lambda: model(x)) == 10
         assert torch.equal(model(x), expected)
         assert torch.equal(copy.deepcopy(model)(x), expected)
-        # Again, from where it stands.
+        # Again, from the current state.
         assert hand_over(model, lambda: model(x)) == 10
         assert torch.equal(model(x), expected)
     layers = {
@@ -238,7 +238,7 @@ def test_handing_over_changes_nothing() -> None:
 
 
 class Clipped(nn.Module):
-    """A sum of what was clipped before."""
+    """A sum of a clipped operand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class Clipped(nn.Module):
         return self.second(self.relu(self.first(x)) + x)
 
 
-def test_what_is_clipped_before_a_sum_is_not_added_to() -> None:
+def test_a_clipped_operand_is_not_added_in_the_layer() -> None:
     torch.manual_seed(0)
     model, x = Clipped().eval(), torch.randn(1, 4, 6, 6)
     convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))

@@ -1,4 +1,4 @@
-"""What stands around a product: compiled and readable forms equal to the bit."""
+"""The operations around a matmul: compiled and Python forms are bitwise equal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ floats = st.one_of(
 
 @given(st.lists(floats, min_size=1, max_size=70), codes())
 @settings(max_examples=150, deadline=None)
-def test_codes_are_equal_to_the_bit(numbers: list[float], to: Codes) -> None:
+def test_codes_are_bitwise_equal(numbers: list[float], to: Codes) -> None:
     x = torch.tensor(numbers)
     made, whole = quantise(x, to)
     expected, _ = reference_quantise(x, to)
@@ -66,7 +66,7 @@ def test_codes_are_equal_to_the_bit(numbers: list[float], to: Codes) -> None:
         assert torch.equal(made, quantize_to(x, grid))
 
 
-def test_what_is_no_number_is_reported() -> None:
+def test_nan_is_reported() -> None:
     x = torch.ones(100)
     x[77] = math.nan
     for function in (quantise, reference_quantise):
@@ -90,7 +90,7 @@ def convolutions(draw: Any) -> Convolution:
 
 @given(convolutions(), st.integers(0, 255), st.data())
 @settings(max_examples=150, deadline=None)
-def test_patches_are_equal_to_the_bit(shape: Convolution, outside: int, data: Any) -> None:
+def test_patches_are_bitwise_equal(shape: Convolution, outside: int, data: Any) -> None:
     image = torch.randint(0, 256, shape.image, dtype=torch.uint8, generator=generator(0))
     expected = reference_patches(image, shape, outside)
     assert torch.equal(patches(image, shape, outside), expected)
@@ -102,7 +102,7 @@ def test_patches_are_equal_to_the_bit(shape: Convolution, outside: int, data: An
 @pytest.mark.parametrize("kernel", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("stride", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("padding", [(0, 0), (1, 0), (0, 1)])
-def test_patches_are_the_image_where_every_pixel_sees_itself_alone(
+def test_patches_equal_the_image_if_every_pixel_sees_only_itself(
     kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
 ) -> None:
     shape = Convolution((2, 5, 4, 3), kernel, stride, padding)
@@ -119,13 +119,13 @@ def assert_same(made: Outcome, expected: Outcome) -> None:
 
 @given(convolutions(), st.booleans())
 @settings(max_examples=80, deadline=None)
-def test_maxima_over_windows_are_equal_to_the_bit(shape: Convolution, up: bool) -> None:
+def test_maxima_over_windows_are_bitwise_equal(shape: Convolution, up: bool) -> None:
     padding = tuple(min(p, k // 2) for p, k in zip(shape.padding, shape.kernel, strict=True))
     shape = dataclasses.replace(shape, padding=padding)
     if min(shape.out_size) < 1:
         return
     image = torch.randint(0, 256, shape.image, dtype=torch.uint8, generator=generator(0))
-    # Windows that reach beyond the image count, too, if they begin within it.
+    # Windows that extend beyond the image count, too, if they begin within it.
     like = torch.empty((1, 1, *shape.image[1:3]), device="meta")
     window = (shape.kernel, shape.stride, padding, shape.dilation, up)
     high, wide = torch.nn.functional.max_pool2d(like, *window).shape[2:]
@@ -138,14 +138,14 @@ def test_maxima_over_windows_are_equal_to_the_bit(shape: Convolution, up: bool) 
 def finish(
     products: torch.Tensor, epilogue: Epilogue, added: torch.Tensor | None = None
 ) -> Outcome:
-    """What compiled layers make of their products, in a call of its own."""
+    """Return the epilogue of compiled layers on their products, in a separate call."""
     bound = lowbit_library()
     assert bound is not None
     columns = epilogue.scale.shape[0]
     rows = products.shape[0]
     out = door._empty((rows, columns), epilogue)
     status = bound.slipstream_finish(
-        door._wide(),
+        door._has_avx2(),
         ctypes.byref(door._epilogue(epilogue)),
         products.data_ptr(),
         products.stride(0),
@@ -161,7 +161,7 @@ def finish(
        st.none() | codes(), st.booleans(), st.booleans(), st.sampled_from([6.0, 0.5, math.inf]),
        st.integers(0, 9))  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_epilogues_are_equal_to_the_bit(
+def test_epilogues_are_bitwise_equal(
     rows: int, columns: int, bias: bool, relu: bool, binary: bool, to: Codes | None, both: bool,
     sums: bool, ceiling: float, seed: int,
 ) -> None:  # fmt: skip
@@ -183,7 +183,7 @@ def test_epilogues_are_equal_to_the_bit(
 @pytest.mark.parametrize("to", [None, Codes(3, 0.3, 2)])
 @given(convolutions(), st.integers(1, 30), st.integers(0, 7))
 @settings(max_examples=40, deadline=None)
-def test_a_whole_layer_is_its_parts(
+def test_a_whole_layer_equals_its_parts(
     binary: bool, to: Codes | None, shape: Convolution, n: int, zero: int
 ) -> None:
     g = generator(1)
@@ -210,7 +210,7 @@ def test_a_whole_layer_is_its_parts(
 @pytest.mark.parametrize("to", [None, Codes(3, 0.3, 2)])
 @given(convolutions(), st.integers(1, 70), st.integers(0, 7))
 @settings(max_examples=20, deadline=None)
-def test_a_depthwise_layer_is_torchs_on_the_codes(
+def test_a_depthwise_layer_equals_torchs_on_the_codes(
     threads: int, bits: int, to: Codes | None, shape: Convolution, n: int, zero: int
 ) -> None:
     g = generator(5)
@@ -255,7 +255,7 @@ def test_a_depthwise_layer_is_torchs_on_the_codes(
     )
 
 
-def test_many_blocks_are_one_layer() -> None:
+def test_many_blocks_equal_one_layer() -> None:
     g = generator(2)
     shape = Convolution((2, 60, 50, 64), (3, 3), padding=(1, 1))
     image = torch.randint(0, 8, shape.image, dtype=torch.uint8, generator=g)
@@ -292,7 +292,7 @@ def test_codes_out_of_range_are_refused() -> None:
             Codes(*bad)
 
 
-def test_without_compiled_code_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_equal_without_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     g = generator(3)
     shape = Convolution((1, 7, 6, 5), (3, 2), (2, 1), (1, 2))
     image = torch.randint(0, 16, shape.image, dtype=torch.uint8, generator=g)

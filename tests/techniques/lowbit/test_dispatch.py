@@ -1,4 +1,4 @@
-"""The rule takes a kernel this processor runs; trying kernels changes the choice and is kept."""
+"""The rule chooses a kernel of this CPU; measuring kernels changes the choice and is stored."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_every_pair_of_widths_has_a_kernel_at_every_level(monkeypatch: pytest.Mo
             assert rows != 1 or kernel.scheme == "dense"
 
 
-def test_the_rule_takes_what_is_fastest_at_a_level() -> None:
+def test_the_rule_chooses_the_fastest_at_a_level() -> None:
     def first(level: InstructionSet, w: int, a: int, k: int = 512) -> str:
         return dispatch.preferred(Shape(None, 512, k, w, a), level)[0]
 
-    # As the level below: nobody has measured its own kernel.
+    # Like the level below, because its own kernel is unmeasured.
     assert first(InstructionSet.AMX, 3, 3) == "dense"
     assert first(InstructionSet.AMX, 2, 2) == "bit_serial"
     assert first(InstructionSet.AVX512, 2, 2) == "bit_serial"
@@ -55,7 +55,7 @@ def test_the_rule_takes_what_is_fastest_at_a_level() -> None:
     assert first(InstructionSet.SCALAR, 8, 8) == "dense"
 
 
-def test_a_scheme_that_cannot_multiply_these_widths_is_refused() -> None:
+def test_a_scheme_that_does_not_support_these_widths_is_refused() -> None:
     able = dispatch.candidates(Shape(None, 4, 4, 8, 8), cpu_features().levels)
     unable = sorted({kernel.scheme for kernel in kernels()} - able.keys())
     if not unable:
@@ -65,7 +65,7 @@ def test_a_scheme_that_cannot_multiply_these_widths_is_refused() -> None:
     assert "dense" in str(caught.value)
 
 
-def test_what_was_tried_is_chosen_and_kept(own_cache: Path) -> None:
+def test_measured_kernels_are_chosen_and_stored(own_cache: Path) -> None:
     taken = autotune(SHAPE, budget_s=0.001)
     assert set(taken) == set(dispatch.candidates(SHAPE, cpu_features().levels))
     assert list(taken.values()) == sorted(taken.values())
@@ -81,14 +81,14 @@ def test_what_was_tried_is_chosen_and_kept(own_cache: Path) -> None:
     assert torch.equal(matmul(a, packed), a.int() @ w.int().T)
 
 
-def test_a_cache_that_cannot_be_written_is_a_warning_and_no_more(
+def test_an_unwritable_cache_is_only_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     dispatch.winners.cache_clear()
-    with pytest.warns(SlipstreamWarning, match="cannot be kept"):
+    with pytest.warns(SlipstreamWarning, match="cannot be stored"):
         taken = autotune(SHAPE, budget_s=0.001)
     assert dispatch.choose(SHAPE).scheme == next(iter(taken))
 

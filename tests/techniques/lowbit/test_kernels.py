@@ -1,4 +1,4 @@
-"""Every kernel this processor runs gives the bits of the 64-bit reference."""
+"""Every kernel of this CPU equals the 64-bit reference bitwise."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_products_equal_the_reference_over_the_whole_grid(kernel: Kernel) -> Non
         if not kernel.supports(bits, abits):
             continue
         for size in itertools.product(SIZES, repeat=3):
-            # The reference takes a second for 2 * 10^8 products; what is left out of the largest
-            # sizes differs from the rest in nothing a kernel looks at.
+            # The reference takes a second for 2 * 10^8 products; the omitted parts of the largest
+            # sizes differ from the others in nothing that affects a kernel.
             if size[0] * size[1] * size[2] > 3e6 and (bits, abits) not in ((1, 1), (3, 3), (7, 8)):
                 continue
             if size[0] * size[1] * size[2] > 3e8:
@@ -115,7 +115,7 @@ def test_products_equal_the_reference_over_the_whole_grid(kernel: Kernel) -> Non
 @KERNELS
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_strides_and_shapes(kernel: Kernel, data: st.DataObject) -> None:
+def test_accepts_strides_and_shapes(kernel: Kernel, data: st.DataObject) -> None:
     pairs = [pair for pair in PAIRS if kernel.supports(*pair)]
     bits, abits = data.draw(st.sampled_from(pairs))
     m, n, k = (data.draw(st.integers(1, 140)) for _ in range(3))
@@ -132,7 +132,7 @@ def test_strides_and_shapes(kernel: Kernel, data: st.DataObject) -> None:
 
 
 @KERNELS
-def test_two_threads_give_what_one_gives(kernel: Kernel) -> None:
+def test_two_threads_equal_one(kernel: Kernel) -> None:
     torch.manual_seed(3)
     bits, abits = next(pair for pair in PAIRS if kernel.supports(*pair))
     before = torch.get_num_threads()
@@ -151,7 +151,7 @@ def test_two_threads_give_what_one_gives(kernel: Kernel) -> None:
 
 
 @KERNELS
-def test_packed_weights_are_read_back_and_travel_between_kernels(kernel: Kernel) -> None:
+def test_packed_weights_can_be_unpacked_and_used_by_other_kernels(kernel: Kernel) -> None:
     torch.manual_seed(4)
     for bits, abits in [pair for pair in PAIRS if kernel.supports(*pair)][::5]:
         for signed in (False, True):
@@ -170,7 +170,7 @@ def test_packed_weights_are_read_back_and_travel_between_kernels(kernel: Kernel)
 
 
 @KERNELS
-def test_activations_out_of_range_are_refused_wherever_they_are(kernel: Kernel) -> None:
+def test_activations_out_of_range_are_refused_at_any_position(kernel: Kernel) -> None:
     for bits, abits in [pair for pair in PAIRS if kernel.supports(*pair) and pair[1] < 8][::7]:
         packed = packed_for(kernel, integers((20, 200), bits, True, "max"), bits, abits, None)
         for m, row, column in ((1, 0, 199), (120, 97, 3)):
@@ -210,7 +210,7 @@ def test_a_layer_equals_its_steps(signed: bool, relu: bool) -> None:
         assert torch.equal(batched[0], product * scale)
 
 
-def test_what_is_not_a_number_stays_so() -> None:
+def test_nan_stays_nan() -> None:
     packed = pack_weights(torch.ones(3, 5, dtype=torch.int8), 2)
     x = torch.ones(4, 5)
     x[2, 4] = float("nan")
@@ -219,7 +219,7 @@ def test_what_is_not_a_number_stays_so() -> None:
     assert torch.equal(y[[0, 1, 3]], torch.full((3, 3), 5.0))
 
 
-def test_python_gives_the_same_without_the_compiled_library(
+def test_python_gives_equal_results_without_the_compiled_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(6)
@@ -241,7 +241,7 @@ def test_python_gives_the_same_without_the_compiled_library(
         matmul(torch.full((1, 30), 16, dtype=torch.int8), plain)
 
 
-def test_what_cannot_be_packed_says_which_argument_is_wrong() -> None:
+def test_invalid_weights_name_the_wrong_argument() -> None:
     good = torch.ones(4, 6, dtype=torch.int8)
 
     def refused(argument: str, match: str, weight: torch.Tensor = good, **more: object) -> None:
@@ -269,7 +269,7 @@ def test_what_cannot_be_packed_says_which_argument_is_wrong() -> None:
         pack_weights(good, 3, level="mmx")
 
 
-def test_what_cannot_be_multiplied_says_which_argument_is_wrong() -> None:
+def test_invalid_products_name_the_wrong_argument() -> None:
     packed = pack_weights(torch.ones(4, 6, dtype=torch.int8), 3, activation_bits=3)
     good = torch.ones(2, 6, dtype=torch.uint8)
 

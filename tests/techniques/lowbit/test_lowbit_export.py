@@ -1,4 +1,4 @@
-"""ONNX: what ONNX Runtime computes is what the layer computes."""
+"""ONNX Runtime computes the results of the layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def run(path: Path, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("scales", ["tensor", "channel", "block32", "block64"])
 @pytest.mark.parametrize(("wbits", "abits"), [(2, 3), (4, 8), (8, 8)])
-def test_onnx_runtime_gives_the_same(tmp_path: Path, wbits: int, abits: int, scales: str) -> None:
+def test_onnx_runtime_gives_equal_results(
+    tmp_path: Path, wbits: int, abits: int, scales: str
+) -> None:
     torch.manual_seed(0)
     layer = LowBitLinear.from_float(nn.Linear(150, 40), wbits, abits, (-1.5, 3.0), scales=scales)
     layer.relu = True
@@ -33,7 +35,7 @@ def test_onnx_runtime_gives_the_same(tmp_path: Path, wbits: int, abits: int, sca
     torch.testing.assert_close(found, layer(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_whole_network(tmp_path: Path) -> None:
+def test_exports_a_whole_network(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Sequential(nn.Linear(20, 70), nn.ReLU()), nn.Dropout(), nn.Linear(70, 64), nn.ReLU(),
@@ -48,7 +50,7 @@ def test_a_whole_network(tmp_path: Path) -> None:
     torch.testing.assert_close(found, model(x).detach(), rtol=1e-3, atol=1e-3)
 
 
-def test_what_onnx_has_no_form_for_is_said(tmp_path: Path) -> None:
+def test_layers_without_an_onnx_form_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "no.onnx"
     span = (-1.0, 1.0)
     three = LowBitLinear.from_float(nn.Linear(8, 4), 3, 3, span)

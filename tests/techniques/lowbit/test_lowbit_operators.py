@@ -1,4 +1,4 @@
-"""Low-bit layers under everything torch does to modules: the same numbers, or words why not."""
+"""Low-bit layers under all of torch's module transformations: equal results, or clear errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS = pytest.mark.parametrize(
 
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_dtypes_round_what_they_hold(kind: str, dtype: torch.dtype) -> None:
+def test_other_dtypes_round_their_values(kind: str, dtype: torch.dtype) -> None:
     layer, x = made(kind)
     expected, rounded = layer(x), layer(x.to(dtype).float())
     assert torch.equal(layer.to(dtype)(x), expected)
@@ -52,7 +52,7 @@ def test_other_dtypes_round_what_they_hold(kind: str, dtype: torch.dtype) -> Non
 
 
 @KINDS
-def test_a_layer_on_meta_has_shapes_and_no_numbers(kind: str) -> None:
+def test_a_layer_on_meta_has_shapes_and_no_values(kind: str) -> None:
     layer, x = made(kind)
     expected = layer(x)
     layer.to("meta")
@@ -64,7 +64,7 @@ def test_a_layer_on_meta_has_shapes_and_no_numbers(kind: str) -> None:
 
 
 @KINDS
-def test_buffers_are_looked_at_in_every_call(kind: str) -> None:
+def test_buffers_are_checked_in_every_call(kind: str) -> None:
     layer, x = made(kind)
     expected = layer(x)
     good, n = layer.scale.clone(), len(layer.scale)
@@ -99,7 +99,7 @@ def test_buffers_are_looked_at_in_every_call(kind: str) -> None:
 
 
 def compiled(layer: nn.Module, x: torch.Tensor) -> Callable[..., Any]:
-    # All models here share one forward, of which only so many versions are kept.
+    # All models here share one forward, of which torch.compile keeps a limited number of versions.
     torch.compiler.reset()
     return torch.compile(layer, fullgraph=True, backend="aot_eager")
 
@@ -146,7 +146,7 @@ def batched(layer: nn.Module, x: torch.Tensor) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "way", [compiled, dynamic, exported, strictly_exported, traced, pickled, batched]
 )
-def test_whoever_calls_it_the_numbers_are_the_same(
+def test_every_way_of_calling_gives_equal_results(
     kind: str, way: Callable[[nn.Module, torch.Tensor], Callable[..., Any]]
 ) -> None:
     layer, x = made(kind)
@@ -159,7 +159,7 @@ def test_whoever_calls_it_the_numbers_are_the_same(
 
 @pytest.mark.filterwarnings("ignore")
 @KINDS
-def test_operators_are_what_torch_wants_of_them(kind: str) -> None:
+def test_operators_pass_torchs_checks(kind: str) -> None:
     layer, x = made(kind)
     operators = torch.ops.slipstream
     operands = layer._operands(x)
@@ -172,7 +172,7 @@ def test_operators_are_what_torch_wants_of_them(kind: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["kernel", "stride", "padding", "dilation"])
-def test_sizes_whose_products_do_not_fit_64_bits_are_refused_by_name(which: str) -> None:
+def test_sizes_with_products_beyond_64_bits_are_refused_by_name(which: str) -> None:
     sizes = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
     assert window((1, 8, 8, 3), **sizes).out_size == (8, 8)
     with pytest.raises(InvalidArgumentError, match=rf"{which}.*{2**25}"):
@@ -180,7 +180,7 @@ def test_sizes_whose_products_do_not_fit_64_bits_are_refused_by_name(which: str)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_products_are_operators_too() -> None:
+def test_matmuls_are_operators_too() -> None:
     packed = pack_weights(torch.randint(-4, 4, (5, 20), dtype=torch.int8), 3, activation_bits=4)
     a = torch.randint(0, 16, (6, 20), dtype=torch.uint8)
     x, scale = torch.randn(6, 20), torch.rand(5)
@@ -211,7 +211,7 @@ def test_an_empty_batch_gives_an_empty_batch(kind: str) -> None:
 
 
 @KINDS
-def test_it_takes_what_autocast_gives(kind: str) -> None:
+def test_it_accepts_the_dtypes_of_autocast(kind: str) -> None:
     layer, x = made(kind)
     before = nn.Conv2d(6, 6, 1) if kind.startswith("conv") else nn.Linear(70, 70)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -222,7 +222,7 @@ def test_it_takes_what_autocast_gives(kind: str) -> None:
 
 
 @KINDS
-def test_gradients_end_with_words(kind: str) -> None:
+def test_gradients_raise_a_clear_error(kind: str) -> None:
     layer, x = made(kind)
     expected = layer(x)
     y = layer(x.requires_grad_())
@@ -237,13 +237,13 @@ def test_gradients_end_with_words(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torch_onnx_refuses_with_words() -> None:
+def test_torch_onnx_raises_a_clear_error() -> None:
     layer, x = made("linear")
     with pytest.raises(InvalidArgumentError, match=r"^model: .*torch\.onnx[^\n]*\n.*to_onnx"):
         torch.onnx.export(nn.Sequential(layer), (x,), io.BytesIO(), dynamo=False)
 
 
-def test_a_profiler_sees_them() -> None:
+def test_a_profiler_shows_them() -> None:
     for kind in ("linear", "conv"):
         layer, x = made(kind)
         with torch.profiler.profile() as profile:

@@ -1,4 +1,4 @@
-"""Low-bit layers against what they stand for: exact products of the same codes."""
+"""Low-bit layers against exact products of the same codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant import Format, Granularity, code_weights, dequantize, grid_of_range, quantize
 from slipstream.techniques.lowbit.coded import CodedTensor
-from slipstream.techniques.lowbit.layer import as_rows, why_kept
+from slipstream.techniques.lowbit.layer import as_rows, why_unsupported
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
 
 RANGE = (-1.5, 2.5)
@@ -43,7 +43,7 @@ def assert_close(made: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("scales", ["tensor", "channel", "block32"])
 @pytest.mark.parametrize(("wbits", "abits"), [(1, 1), (1, 8), (2, 3), (3, 3), (5, 4), (8, 8)])
-def test_a_linear_layer_is_the_float_one_with_rounded_numbers(
+def test_a_linear_layer_equals_the_float_one_on_rounded_values(
     wbits: int, abits: int, scales: str
 ) -> None:
     torch.manual_seed(0)
@@ -69,7 +69,9 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("scales", ["channel", "block32"])
 @pytest.mark.parametrize(("wbits", "abits"), [(1, 2), (3, 3), (8, 8)])
 @pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
-def test_a_convolution_too(settings: dict[str, Any], wbits: int, abits: int, scales: str) -> None:
+def test_a_convolution_equals_the_float_one_on_rounded_values(
+    settings: dict[str, Any], wbits: int, abits: int, scales: str
+) -> None:
     torch.manual_seed(0)
     module = nn.Conv2d(7, 12, **settings)
     layer = LowBitConv2d.from_float(module, wbits, abits, RANGE, scales=scales)
@@ -86,7 +88,7 @@ def test_a_convolution_too(settings: dict[str, Any], wbits: int, abits: int, sca
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv", "blocks", "binary"])
-def test_it_is_saved_without_gaps_and_loaded_without_pickle(kind: str) -> None:
+def test_it_is_saved_compactly_and_loaded_without_pickle(kind: str) -> None:
     layer, empty, x = _one(kind)
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
@@ -99,7 +101,7 @@ def test_it_is_saved_without_gaps_and_loaded_without_pickle(kind: str) -> None:
     assert not torch.equal(twice(x), layer(x))
 
 
-def test_a_checkpoint_has_few_bits_a_weight() -> None:
+def test_a_checkpoint_has_few_bits_per_weight() -> None:
     module = nn.Linear(512, 256)
     for bits in (1, 3, 8):
         file = io.BytesIO()
@@ -121,7 +123,7 @@ def _one(kind: str) -> tuple[Any, Any, torch.Tensor]:
     return made_, LowBitLinear(70, 9, wbits=bits, abits=4, scales=scales), randn(3, 70)
 
 
-def test_codes_in_between_change_nothing() -> None:
+def test_intermediate_codes_change_nothing() -> None:
     torch.manual_seed(0)
     first = LowBitConv2d.from_float(nn.Conv2d(4, 40, 3), 3, 3, RANGE)
     for second in (
@@ -141,7 +143,7 @@ def test_codes_in_between_change_nothing() -> None:
             assert torch.equal(second(between), expected)
 
 
-def test_a_scale_and_a_shift_behind_become_part_of_it() -> None:
+def test_a_following_scale_and_shift_become_part_of_it() -> None:
     for scales in ("channel", "block32"):
         layer = LowBitLinear.from_float(nn.Linear(70, 6), 3, 3, RANGE, scales=scales)
         x, factor, addend = randn(4, 70), randn(6, seed=1), randn(6, seed=2)
@@ -154,7 +156,7 @@ def test_a_scale_and_a_shift_behind_become_part_of_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv", "binary", "blocks"])
-def test_what_is_no_number_stays_none(kind: str) -> None:
+def test_nan_stays_nan(kind: str) -> None:
     layer, _, x = _one(kind)
     x = torch.cat([x, x])
     x[0].view(-1)[0] = math.nan
@@ -165,7 +167,7 @@ def test_what_is_no_number_stays_none(kind: str) -> None:
     assert bool(layer(x).isfinite().all())
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_input_is_named() -> None:
     layer = LowBitLinear.from_float(nn.Linear(8, 4), 3, 3, RANGE)
     layer.train()
     conv = LowBitConv2d.from_float(nn.Conv2d(3, 4, 3), 3, 3, RANGE)
@@ -199,7 +201,7 @@ def test_bad_input_is_named() -> None:
         (lambda: LowBitLinear(8, 4)(torch.ones(1, 8)), "layer"),
     ],
 )
-def test_bad_settings_are_named(make: Any, argument: str) -> None:
+def test_invalid_settings_are_named(make: Any, argument: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         make()
     assert caught.value.argument == argument
@@ -212,11 +214,11 @@ def test_foreign_states_are_refused() -> None:
             other.load_state_dict(state)
 
 
-def test_what_stays_in_float_says_why() -> None:
-    assert "grouped" in str(why_kept(nn.Conv2d(4, 8, 3, groups=2)))
-    assert "grouped" in str(why_kept(nn.Conv2d(4, 8, 3, groups=4)))
-    assert why_kept(nn.Conv2d(4, 4, 3, groups=4)) is None
-    assert "reflect" in str(why_kept(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")))
-    assert "one side" in str(why_kept(nn.Conv2d(4, 4, 2, padding="same")))
-    assert "LSTM" in str(why_kept(nn.LSTM(2, 2)))
-    assert why_kept(nn.Conv2d(4, 4, 3)) is None
+def test_layers_that_stay_in_float_have_a_reason() -> None:
+    assert "grouped" in str(why_unsupported(nn.Conv2d(4, 8, 3, groups=2)))
+    assert "grouped" in str(why_unsupported(nn.Conv2d(4, 8, 3, groups=4)))
+    assert why_unsupported(nn.Conv2d(4, 4, 3, groups=4)) is None
+    assert "reflect" in str(why_unsupported(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")))
+    assert "one side" in str(why_unsupported(nn.Conv2d(4, 4, 2, padding="same")))
+    assert "LSTM" in str(why_unsupported(nn.LSTM(2, 2)))
+    assert why_unsupported(nn.Conv2d(4, 4, 3)) is None

@@ -1,4 +1,4 @@
-"""Training with rounding, and the low-bit model it becomes."""
+"""Quantization-aware training, and the resulting low-bit model."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def trained() -> bench_digits.Trained:
         torch.set_num_threads(threads)
 
 
-def test_three_bits_name_digits_nearly_as_well_as_float() -> None:
+def test_three_bits_classify_digits_nearly_as_well_as_float() -> None:
     found = trained()
     assert found.float_ > 97
     assert found.rounded >= found.float_ - 1.5
     assert found.lowbit >= found.float_ - 1.5
 
 
-def test_low_bit_layers_compute_what_was_trained() -> None:
+def test_low_bit_layers_compute_the_trained_function() -> None:
     found = trained()
     images = bench_digits.Digits.load().test[0]
     with torch.no_grad():
         fake, lowbit = found.fake(images), found.model(images)
-    # A sum that rounds differently may fall to the other side of a step now and then; such an
-    # image aside, both are equal up to float32.
+    # A sum that rounds differently may cross a step now and then; except for such an
+    # image, both are equal up to float32.
     close = torch.isclose(fake, lowbit, rtol=1e-3, atol=1e-3).all(1)
     assert float(close.float().mean()) > 0.97
     assert float((fake.argmax(1) == lowbit.argmax(1)).float().mean()) > 0.99
@@ -67,12 +67,12 @@ def test_norms_and_relus_are_part_of_the_layers() -> None:
         (8, 8), (3, 3), (3, 3), (8, 8),
     ]  # fmt: skip
     assert model[0].output_codes == model[3].input_codes
-    # A maximum over windows stands behind the second, a mean behind the third.
+    # The second is followed by a maximum over windows, the third by a mean.
     assert model[3].output_codes == model[7].input_codes
     assert model[7].output_codes is None
 
 
-def test_a_float_model_takes_a_saved_low_bit_one() -> None:
+def test_a_float_model_loads_a_saved_low_bit_one() -> None:
     found = trained()
     file = io.BytesIO()
     torch.save(found.model.state_dict(), file)
@@ -114,7 +114,7 @@ def residual() -> tuple[Any, torch.Tensor]:
     return Residual().eval(), torch.randn(4, 3, 10, 10)
 
 
-def test_eight_bits_after_training_are_nearly_float() -> None:
+def test_eight_bits_after_training_are_nearly_as_good_as_float() -> None:
     model, x = residual()
     expected = model(x).detach()
     names = quantise_model(model, [x], wbits=8, abits=8)
@@ -127,7 +127,7 @@ def test_eight_bits_after_training_are_nearly_float() -> None:
     assert float(error) < 0.03
 
 
-def test_fusing_changes_nothing_but_rounding() -> None:
+def test_fusing_changes_only_rounding() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
@@ -146,7 +146,7 @@ def test_fusing_changes_nothing_but_rounding() -> None:
     assert codes == [True, True, True, False]
 
 
-def test_a_block_of_mobile_networks_is_codes_throughout() -> None:
+def test_a_block_of_mobile_networks_uses_codes_throughout() -> None:
     def block(clip: Any) -> nn.Sequential:
         torch.manual_seed(0)
         return nn.Sequential(
@@ -185,14 +185,14 @@ def test_a_block_of_mobile_networks_is_codes_throughout() -> None:
     assert torch.equal(*made)
 
 
-def test_training_keeps_the_very_parameters() -> None:
+def test_training_keeps_the_same_parameter_objects() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     weights = [module.weight for module in (model[0], model[2], model[4])]
     ranges = calibrate(model, [torch.randn(32, 6)])
     assert prepare_training(model, 2, 3, ranges, except_="4") == ["0", "2"]
     assert all(a is b.weight for a, b in zip(weights, (model[0], model[2], model[4]), strict=True))
     assert type(model[4]) is nn.Linear
-    # Weights' and inputs' scales of two layers.
+    # Scales of weights and inputs of two layers.
     assert len(added_parameters(model)) == 4
     model(torch.randn(3, 6)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -202,7 +202,7 @@ def test_training_keeps_the_very_parameters() -> None:
 
 @pytest.mark.parametrize("scales", ["tensor", "channel", "block32"])
 @pytest.mark.parametrize(("wbits", "abits"), [(1, 2), (2, 2), (4, 3), (8, 8)])
-def test_each_layer_converts_to_what_it_was(wbits: int, abits: int, scales: str) -> None:
+def test_each_layer_converts_to_its_original_type(wbits: int, abits: int, scales: str) -> None:
     torch.manual_seed(0)
     for layer, x in (
         (nn.Linear(70, 9), torch.randn(5, 70)),
@@ -220,7 +220,7 @@ def test_each_layer_converts_to_what_it_was(wbits: int, abits: int, scales: str)
         assert isinstance(model[0], (LowBitLinear, LowBitConv2d))
 
 
-def test_what_cannot_be_done_is_said() -> None:
+def test_unsupported_models_are_reported() -> None:
     model, x = residual()
     ranges = calibrate(model, [x])
     with pytest.raises(InvalidArgumentError, match=r"model\.eval"):
@@ -235,7 +235,7 @@ def test_what_cannot_be_done_is_said() -> None:
     assert not any(isinstance(module, QatConv2d) for module in model.modules())
 
 
-def test_weights_are_packed_for_the_rows_a_layer_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_packed_for_the_rows_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     from slipstream.techniques.lowbit import dispatch
 
     seen: list[int | None] = []

@@ -1,4 +1,4 @@
-"""Transformers of torch and of Hugging Face with low-bit layers, from end to end."""
+"""Transformers of torch and Hugging Face with low-bit layers, end to end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from slipstream.techniques.lowbit import LowBitLinear, load, quantise_model
-from slipstream.techniques.lowbit.attention import SplitAttention, open_up, why_closed
+from slipstream.techniques.lowbit.attention import SplitAttention, split_attention, why_not_split
 
-# Eight bits of static range: what is lost is below this part of the output's norm.
+# Eight bits of static range: the loss is below this share of the output's norm.
 LOST = 0.03
 
 
@@ -39,7 +39,7 @@ class Attends(nn.Module):
 @pytest.mark.parametrize(
     "settings", [{}, {"batch_first": True}, {"kdim": 6, "vdim": 10}, {"bias": False}], ids=str
 )
-def test_opened_attention_gives_what_it_gave(settings: dict[str, Any]) -> None:
+def test_decomposed_attention_is_equal(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Attends(**settings).eval()
     query, key, value = (
@@ -56,7 +56,7 @@ def test_opened_attention_gives_what_it_gave(settings: dict[str, Any]) -> None:
     ]  # fmt: skip
     expected = [model(query, key, value, **how) for how in ways]
     alone = model(query[:, 0], key[:, 0], value[:, 0])
-    assert list(open_up(model)) == ["attention"]
+    assert list(split_attention(model)) == ["attention"]
     assert isinstance(model.attention, SplitAttention)
     for how, (out, weights) in zip(ways, expected, strict=True):
         made, made_weights = model(query, key, value, **how)
@@ -67,14 +67,16 @@ def test_opened_attention_gives_what_it_gave(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(model(query[:, 0], key[:, 0], value[:, 0]), alone)
 
 
-def test_attention_that_stays_says_why() -> None:
+def test_attention_that_stays_has_a_reason() -> None:
     class Own(nn.MultiheadAttention):
         pass
 
-    assert re.search(r"\bclass\b", str(why_closed(Own(8, 2))))
-    assert re.search(r"\bkey\b", str(why_closed(nn.MultiheadAttention(8, 2, add_zero_attn=True))))
+    assert re.search("subclass", str(why_not_split(Own(8, 2))))
+    assert re.search(
+        r"\bkey\b", str(why_not_split(nn.MultiheadAttention(8, 2, add_zero_attn=True)))
+    )
     model = Attends(add_bias_kv=True)
-    assert open_up(model) == {}
+    assert split_attention(model) == {}
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -102,7 +104,7 @@ def test_encoders_of_torch(batch_first: bool, how: str) -> None:
         assert torch.equal(fresh(x, **more)[read], model(x, **more)[read])
 
 
-def test_what_is_not_chosen_stays_in_float() -> None:
+def test_unselected_layers_stay_in_float() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5, 32)
     for except_, unconverted in (("*attn*", "linear1"), ("*linear*", "self_attn.q_proj")):
@@ -161,7 +163,7 @@ def test_hugging_face_from_config(kind: str, layers: int) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_decoding_with_a_cache_gives_the_tokens_without_one(kind: str) -> None:
+def test_decoding_with_a_cache_gives_the_same_tokens(kind: str) -> None:
     model = hugging_face(kind).eval()
     ids = torch.randint(3, 200, (2, 24))
     quantise_model(model, [{"input_ids": ids}], wbits=4, abits=8)
