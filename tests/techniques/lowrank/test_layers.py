@@ -1,4 +1,4 @@
-"""Layers as products of thin matrices: what they compute, how large they are, what they refuse."""
+"""Layers as products of thin matrices: results, sizes and refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(layer: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_full_rank_is_the_identity_also_merged(name: str, dtype: torch.dtype) -> None:
+def test_full_rank_is_the_identity_even_merged(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     make, shape = LAYERS[name]
     dense, x = make().to(dtype), torch.randn(shape, dtype=dtype)
@@ -71,7 +71,7 @@ def test_the_full_rank_is_the_identity_also_merged(name: str, dtype: torch.dtype
     assert type(model[0]) is type(dense)
 
 
-def test_attention_is_masked_as_torchs() -> None:
+def test_attention_is_masked_as_in_torch() -> None:
     torch.manual_seed(0)
     dense: Any = nn.MultiheadAttention(8, 2, batch_first=True)
     model: Any = nn.Sequential(copy.deepcopy(dense))
@@ -86,7 +86,7 @@ def test_attention_is_masked_as_torchs() -> None:
         torch.testing.assert_close(ours[1], theirs[1])
 
 
-def test_an_encoder_takes_no_path_that_would_read_dense_weights() -> None:
+def test_an_encoder_takes_no_path_that_reads_dense_weights() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -97,7 +97,7 @@ def test_an_encoder_takes_no_path_that_would_read_dense_weights() -> None:
         torch.testing.assert_close(model.eval()(x), dense.eval()(x))
 
 
-def test_packed_sequences_are_those_of_the_dense_lstm() -> None:
+def test_packed_sequences_equal_those_of_the_dense_lstm() -> None:
     torch.manual_seed(0)
     dense = nn.LSTM(5, 6, batch_first=True)
     model: Any = nn.Sequential(copy.deepcopy(dense))
@@ -110,7 +110,7 @@ def test_packed_sequences_are_those_of_the_dense_lstm() -> None:
 
 
 @pytest.mark.parametrize("randomised", [False, True])
-def test_what_is_lost_is_the_singular_values_that_are_dropped(randomised: bool) -> None:
+def test_the_error_is_that_of_the_dropped_singular_values(randomised: bool) -> None:
     torch.manual_seed(0)
     weight = torch.randn(60, 90, dtype=torch.float64) * torch.logspace(0, -2, 90)
     values = torch.linalg.svdvals(weight).square()
@@ -121,7 +121,7 @@ def test_what_is_lost_is_the_singular_values_that_are_dropped(randomised: bool) 
     assert lost == pytest.approx(least, rel=0.04 if randomised else 1e-5)
 
 
-def test_drawn_weights_keep_half_of_the_norm_that_is_dropped_where_asked() -> None:
+def test_sampled_weights_keep_half_of_the_dropped_norm_on_request() -> None:
     torch.manual_seed(0)
     weight = torch.randn(60, 90, dtype=torch.float64)
     near, rescaled = (truncated(weight, 5, Start(keep_norm=keep)) for keep in (False, True))
@@ -139,7 +139,7 @@ def test_published_sizes(name: str) -> None:
     assert before - (report.parameters_before - report.parameters) == after
 
 
-def test_what_is_planned_is_what_becomes() -> None:
+def test_planned_layers_equal_the_resulting_ones() -> None:
     model = ResNet18()
     report = factorize(model, resnet18_ranks(model), start=Start(randomised=True))
     assert trained(model) == report.parameters == 3_336_138
@@ -158,7 +158,7 @@ class Tied(nn.Module):
         self.plain, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
 
 
-def test_what_cannot_be_is_an_error_with_its_layer_or_stays_with_its_reason() -> None:
+def test_unsupported_layers_are_an_error_or_stay_with_their_reason() -> None:
     model = Tied()
     wrong: dict[str, Any] = {
         "shared": {"one": 2}, "ParametrizedLinear is not a plain": {"odd": 2},
@@ -185,8 +185,8 @@ def test_what_cannot_be_is_an_error_with_its_layer_or_stays_with_its_reason() ->
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_moments_go_through_the_factors(kind: str) -> None:
-    """At full rank, with square orthogonal factors, the dense moment is found again."""
+def test_moments_are_projected_on_the_factors(kind: str) -> None:
+    """At full rank, with square orthogonal factors, the dense moment is recovered."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 6))
     optimizer: Any = (
@@ -210,7 +210,7 @@ def test_moments_go_through_the_factors(kind: str) -> None:
     optimizer.step()
 
 
-def test_a_convolutions_moments_have_the_factors_shapes() -> None:
+def test_moments_of_a_convolution_have_the_shapes_of_the_factors() -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.Linear(8, 2))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for _ in range(2):
@@ -224,7 +224,7 @@ def test_a_convolutions_moments_have_the_factors_shapes() -> None:
     )
 
 
-def test_a_compiled_model_runs_what_it_was_changed_to() -> None:
+def test_a_compiled_model_runs_the_changed_layers() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
     compiled: Any = torch.compile(model, backend="eager")
@@ -235,14 +235,14 @@ def test_a_compiled_model_runs_what_it_was_changed_to() -> None:
     torch.testing.assert_close(again(x), model(x))
 
 
-def test_the_stable_rank_is_that_of_the_singular_values() -> None:
+def test_the_stable_rank_follows_from_the_singular_values() -> None:
     torch.manual_seed(0)
     weight = torch.randn(30, 50)
     values = torch.linalg.svdvals(weight).square()
     assert stable_rank(weight)[0] == pytest.approx(float(values.sum() / values[0]), rel=0.02)
 
 
-def test_ranks_begin_full_and_settle_where_weights_stand_still() -> None:
+def test_ranks_start_full_and_settle_once_weights_converge() -> None:
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
     monitor = RankMonitor(model, window=3)
@@ -275,7 +275,7 @@ def encoder() -> nn.TransformerEncoder:
 @pytest.mark.parametrize(
     ("make", "shape"), [(separable, (3, 4, 8, 8)), (encoder, (3, 5, 16))]
 )  # fmt: skip
-def test_a_factorized_model_bears_what_people_do_with_models(make: Any, shape: Any) -> None:
+def test_a_factorized_model_supports_common_uses_of_models(make: Any, shape: Any) -> None:
     def factorized() -> nn.Module:
         model: nn.Module = make()
         factorize(model, 0.25, keep="none")
@@ -301,14 +301,14 @@ def test_a_depthwise_convolution_stays_dense_with_its_reason() -> None:
     assert report.layers[1].reason == "rank 8 is above its full rank of 1"
 
 
-def test_a_second_call_leaves_the_ends_dense() -> None:
+def test_a_second_call_leaves_first_and_last_layers_dense() -> None:
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
     assert len(factorize(model, 4).changed) == 2
     with pytest.raises(InvalidArgumentError, match=r"0: the first or last layer.*3: the first"):
         factorize(model, 4)
 
 
-def test_layers_that_grow_are_named() -> None:
+def test_layers_that_would_grow_are_named() -> None:
     with pytest.warns(SlipstreamWarning, match=r"2 layers have more.*0: 72 to 136"):
         factorize(
             nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 8, must_shrink=False, keep="none"
@@ -323,7 +323,7 @@ def test_a_rank_of_another_type_is_an_error(rank: Any) -> None:
         factorize(nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))), rank)
 
 
-def test_hooks_and_frozen_weights_stay_also_merged() -> None:
+def test_hooks_and_frozen_weights_are_preserved_even_merged() -> None:
     model: Any = nn.Sequential(nn.Linear(32, 32), nn.MultiheadAttention(16, 2), nn.LSTM(16, 16))
     calls: list[int] = []
     handle = model[0].register_forward_hook(lambda *ignored: calls.append(1))
@@ -346,7 +346,7 @@ def test_hooks_and_frozen_weights_stay_also_merged() -> None:
 
 
 @pytest.mark.parametrize("kind", ["weight_norm", "pruned", "gradient hook"])
-def test_weights_that_something_else_sets_or_watches_stay_dense(kind: str) -> None:
+def test_weights_set_or_watched_elsewhere_stay_dense(kind: str) -> None:
     model: Any = nn.Sequential(*(nn.Linear(32, 32) for _ in range(2)))
     if kind == "gradient hook":
         model[0].weight.register_hook(lambda gradient: gradient)

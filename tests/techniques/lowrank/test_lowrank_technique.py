@@ -1,4 +1,4 @@
-"""The technique `lowrank`: in the graph, in the model, in the optimizer, in a training."""
+"""The technique `lowrank`: in the graph, the model, the optimizer and a training."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sequences() -> Any:
 
 @pytest.mark.parametrize("text", ["lowrank:0.25", "lowrank:0.25,ends=yes", "lowrank:rank=2"])
 @pytest.mark.parametrize("make", [images, sequences])
-def test_numbers_bytes_and_memory_are_those_of_the_changed_model(make: Any, text: str) -> None:
+def test_counts_bytes_and_memory_equal_those_of_the_changed_model(make: Any, text: str) -> None:
     graph, (technique,) = timed_by_bytes(graph_of(make)), parse(text)
     assert technique.why_not(graph) is None
     after = technique.predict(graph, asked_first(technique, graph))
@@ -77,11 +77,11 @@ def test_numbers_bytes_and_memory_are_those_of_the_changed_model(make: Any, text
 
 
 @pytest.mark.parametrize("make", [images, sequences])
-def test_what_is_asked_for_can_be_timed(make: Any) -> None:
+def test_requested_calls_can_be_timed(make: Any) -> None:
     assert cannot_be_timed(LowRank(ends=True).required_timings(graph_of(make))) == []
 
 
-def test_operators_are_those_the_changed_model_runs() -> None:
+def test_operators_equal_those_of_the_changed_model() -> None:
     (technique,) = parse("lowrank:0.25")
     graph = timed_by_bytes(graph_of(images))
     after = technique.predict(graph, asked_first(technique, graph))
@@ -96,13 +96,13 @@ def test_operators_are_those_the_changed_model_runs() -> None:
             for g in (after, changed)
         )
         if name == "aten::mm":
-            # One product may be the other transposed.
+            # A matmul may be the transpose of the other.
             ours, theirs = (
                 sorted(tuple(sorted((*a, *b))) for a, b in side) for side in (ours, theirs)
             )
         assert ours == theirs, name
     for call in {after.task(t).known_call for t in range(len(after)) if after.task(t).name in _MMS}:
-        # No operand leaves places out: of the two axes, one is dense and the other steps over it.
+        # Operands are contiguous: of the two axes, one has stride one and the other its length.
         for spec in call.inputs[-2:]:
             dense = ((spec.shape[1], 1), (1, spec.shape[0]))
             assert spec.strides in dense or 1 in spec.shape, call
@@ -112,7 +112,7 @@ _MMS = ("aten::mm", "aten::addmm")
 
 
 @pytest.mark.parametrize("make", [images, sequences])
-def test_what_it_looks_up_it_has_asked_for(make: Any) -> None:
+def test_every_lookup_was_requested(make: Any) -> None:
     graph, technique = timed_by_bytes(graph_of(make)), LowRank(0.25)
     requested = {call.key for call in technique.required_timings(graph)}
     looked_up: set[str] = set()
@@ -143,13 +143,13 @@ def test_reasons_why_not() -> None:
     assert "fewer parameters" in str(LowRank(1.0).why_not(graph))
 
 
-def test_settings_that_cannot_be() -> None:
+def test_invalid_settings_are_refused() -> None:
     for text in ("lowrank:0", "lowrank:1.5", "lowrank:rank=0", "lowrank:0.25,warmup=1"):
         with pytest.raises(InvalidArgumentError, match="lowrank:"):
             parse(text)
 
 
-def test_a_rank_above_every_full_one_names_the_layers() -> None:
+def test_a_rank_above_all_full_ranks_names_the_layers() -> None:
     with pytest.raises(WorkloadError, match="0: rank 99 is above its full rank of 16"):
         build(images, LowRank(rank=99, ends=True))
 
@@ -161,7 +161,7 @@ def test_layers_whose_full_rank_is_below_the_rank_stay_dense() -> None:
     assert isinstance(build(images, LowRank(rank=20)).model[4], nn.Conv2d)
 
 
-def test_the_switch_comes_when_the_dense_share_is_over() -> None:
+def test_the_switch_follows_the_dense_share() -> None:
     torch.manual_seed(0)
     model, batch, loss, optimizer = images()
     from slipstream.workload import BuiltWorkload
@@ -192,7 +192,7 @@ def test_the_automatic_mode_chooses_ranks_and_moment() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_edit_does_what_apply_does(tmp_path: Path) -> None:
+def test_the_edit_equals_apply(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         "import torch\n"
@@ -226,15 +226,15 @@ def gated() -> Any:
     return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
 
 
-def test_what_stays_dense_is_predicted_dense() -> None:
+def test_dense_layers_are_predicted_dense() -> None:
     assert {site.module for site in matches(graph_of(gated), sites)} == {"wide", "out"}
     model = build(gated, LowRank(0.25, ends=True)).model
     assert isinstance(model.gru, nn.GRU)
 
 
 @pytest.mark.parametrize("make", [images, gated], ids=lambda make: make.__name__)
-def test_calls_of_products_can_be_looked_up_by_others(make: Any, tmp_path: Path) -> None:
-    """`amp` asks for neighbours of what it finds."""
+def test_other_techniques_can_look_up_matmul_calls(make: Any, tmp_path: Path) -> None:
+    """`amp` requests variants of the calls it finds."""
     durations = Durations(threads=1, path=tmp_path / "durations.db")
     after = LowRank(0.25, ends=True).predict(graph_of(make), Context(durations))
     assert {hash(call) for call in after.calls}
