@@ -1,4 +1,4 @@
-"""The builder: what it probes is restored, what it leaves fits together and meets the budget."""
+"""The builder restores what it probes, and its result is consistent and within the budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream.techniques.quadratic import Linear, Shortened, convert, sensitiv
 
 
 def network(*, branch_norm: bool = False) -> nn.Sequential:
-    """Four convolutions of 8 x 8 images, two of which can go as they are, and a classifier."""
+    """Four convolutions of 8 x 8 images, two of which are removable, and a classifier."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
@@ -37,7 +37,7 @@ def states(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def changed(model: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
-    """Names of modules whose state is not bitwise what it was."""
+    """Return names of modules whose state has changed in any bit."""
     return {
         name.rpartition(".")[0]
         for name, value in model.state_dict().items()
@@ -45,7 +45,7 @@ def changed(model: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
     }
 
 
-def test_a_probe_changes_one_layer_and_the_next_one_finds_it_restored() -> None:
+def test_a_probe_changes_one_layer_and_is_undone_before_the_next() -> None:
     model = network()
     before, seen = states(model), []
 
@@ -61,20 +61,20 @@ def test_a_probe_changes_one_layer_and_the_next_one_finds_it_restored() -> None:
     assert {row.name: row.drop for row in rows} == {"0": -1, "3": -2, "6": -3, "9": -4}
 
 
-def test_the_indicator_is_cost_over_loss_and_what_loses_nothing_goes_first() -> None:
+def test_the_indicator_is_cost_over_loss_and_harmless_layers_go_first() -> None:
     drops = {"0": 0.4, "3": 0.2, "6": 0.0, "9": -0.1}
     rows = sensitivities(network(), scorer(drops), X)
     assert [row.name for row in rows[:2]] == ["9", "6"]  # both infinite: the larger one first
     by_name = {row.name: row for row in rows}
     third = by_name["3"]
-    # Three projections of 3 x 3 x 8 weights to 8 channels at 64 places, and 8 biases.
+    # Three projections of 3 x 3 x 8 weights to 8 channels at 64 positions, and 8 biases.
     assert third.parameters == pytest.approx((3 * 9 * 64 + 8) / parameters(network()))
     assert third.operations / by_name["0"].operations == pytest.approx(8)
     assert third.redundancy == pytest.approx(third.parameters * third.operations / 0.2)
 
 
 def scorer(drops: dict[str, float]) -> Any:
-    """A score that falls by so much for the layer that is masked, in the order they are asked."""
+    """A score that decreases by this much for the masked layer, in order of requests."""
     values = iter([1.0, *(1.0 - drop for drop in drops.values())])
     return lambda model: next(values, 0.5)
 
@@ -103,13 +103,13 @@ def test_it_ends_at_the_budget_with_a_network_that_runs_and_learns(of: Any, budg
     assert layer.gamma is not None
 
 
-def test_layers_go_in_order_and_leave_their_stride_behind() -> None:
+def test_layers_are_removed_in_order_and_leave_their_stride() -> None:
     drops = {"0": 0.5, "3": -1.0, "6": 1e-9, "9": 0.5}
     result = shorten(network(), lambda model: None, scorer(drops), X, budget=0.33)
     assert result.removed == ("3", "6")
     assert isinstance(result.model[3], nn.Identity)
     assert isinstance(result.model[6], nn.AvgPool2d)
-    assert result.model[7].num_features == 8  # 16 channels are no longer made, nor read
+    assert result.model[7].num_features == 8  # 16 channels are no longer computed or read
     assert result.model[9].weight.shape[1] == 8
     text = str(result.table().to_markdown())
     assert text.index("| 3 ") < text.index("| 6 ") < text.index("| 9 ")
@@ -117,7 +117,7 @@ def test_layers_go_in_order_and_leave_their_stride_behind() -> None:
 
 
 @pytest.mark.parametrize("branch_norm", [False, True])
-def test_it_begins_as_a_first_order_network_does_where_it_can(branch_norm: bool) -> None:
+def test_it_starts_like_a_first_order_network_if_possible(branch_norm: bool) -> None:
     drops = {"0": 0.5, "3": -1.0, "6": 1e-9, "9": 0.5}
     model = network(branch_norm=branch_norm)
     result = shorten(model, lambda model: None, scorer(drops), X, budget=0.75)
@@ -128,7 +128,7 @@ def test_it_begins_as_a_first_order_network_does_where_it_can(branch_norm: bool)
     assert bool((second == 0).all()) is not branch_norm
 
 
-def test_a_sum_keeps_its_channels() -> None:
+def test_a_residual_sum_keeps_its_channels() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -145,7 +145,7 @@ def test_a_sum_keeps_its_channels() -> None:
     x = torch.randn(2, 6)
     drops = {"first": 0.1, "second": 0.1, "same": 0.0, "head": 0.1}
     result = shorten(model, lambda model: None, scorer(drops), x, budget=0.5)
-    # `second` gives fewer than it takes; `first` may have fewer units, which it alone reads.
+    # `second` returns fewer channels than it takes; `first` may lose units, which only it reads.
     assert result.removed[0] == "same"
     assert "second" not in result.removed
     assert result.model(x).shape == (2, 3)
@@ -153,12 +153,12 @@ def test_a_sum_keeps_its_channels() -> None:
 
 
 def test_it_finds_the_layer_that_the_task_does_not_need() -> None:
-    """A product of two inputs: the first layer can make it, the second has nothing to do."""
+    """A product of two inputs: the first layer can compute it, the second is useless."""
     torch.manual_seed(0)
     x = torch.randn(512, 2)
     y = x[:, 0] * x[:, 1]
     model = nn.Sequential(Linear(2, 8), Linear(8, 8), nn.Linear(8, 1))
-    with torch.no_grad():  # passes on what it is given
+    with torch.no_grad():  # passes its input on
         model[1].weight.copy_(torch.cat([torch.zeros(16, 8), torch.eye(8)]))
 
     def train(model: nn.Module) -> None:
@@ -192,7 +192,7 @@ def test_it_finds_the_layer_that_the_task_does_not_need() -> None:
         ({"model": Linear(2, 2)}, "is a single layer"),
     ],
 )
-def test_errors_say_what(change: dict[str, Any], words: str) -> None:
+def test_errors_explain_themselves(change: dict[str, Any], words: str) -> None:
     arguments: dict[str, Any] = {
         "model": network(), "train": lambda model: None, "score": lambda model: 1.0, "x": X,
         "budget": 0.5,
@@ -201,7 +201,7 @@ def test_errors_say_what(change: dict[str, Any], words: str) -> None:
         shorten(**{**arguments, **change})
 
 
-def test_a_model_that_cannot_be_traced_loses_whole_layers_alone() -> None:
+def test_a_model_that_cannot_be_traced_loses_only_whole_layers() -> None:
     class Looping(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -220,7 +220,7 @@ def test_a_model_that_cannot_be_traced_loses_whole_layers_alone() -> None:
         shorten(copy.deepcopy(model), lambda model: None, scorer(drops), x, budget=0.45)
 
 
-def test_labels_of_a_class_are_learned_as_before() -> None:
+def test_class_labels_are_learned_as_before() -> None:
     torch.manual_seed(0)
     x, labels = X.repeat(8, 1, 1, 1), torch.arange(4).repeat(8)
 

@@ -1,4 +1,4 @@
-"""Quadratic layers against their formulas, autograd, and the first-order layer's memory."""
+"""Quadratic layers against their formulas, autograd, and the memory of first-order layers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def by_formula(layer: Any, x: torch.Tensor, plain: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("neuron", NEURONS)
-def test_a_layer_is_its_formula_and_its_gradients_are_autograds(neuron: str) -> None:
+def test_a_layer_equals_its_formula_and_its_gradients_autograds(neuron: str) -> None:
     torch.manual_seed(0)
     for options, memory in itertools.product(SHAPES, ("hybrid", "naive")):
         layer: Any = Conv2d(4, 6, 3, neuron=neuron, memory=memory, **options).double()
@@ -78,13 +78,13 @@ def compare(made: torch.Tensor, expected: torch.Tensor, sources: list[Any]) -> N
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_branch_norm_is_torchs(training: bool) -> None:
+def test_branch_norm_equals_torchs(training: bool) -> None:
     torch.manual_seed(0)
     both = [Conv2d(3, 4, 3, branch_norm=True, memory=m).double() for m in ("hybrid", "naive")]
     both[1].load_state_dict(both[0].state_dict())
     x = torch.randn(5, 3, 6, 6, dtype=torch.float64, requires_grad=True)
     for norm in both:
-        norm(x)  # the running statistics are no longer the first ones
+        norm(x)  # the running statistics differ from their initial values
         norm.train(training)
     found = [
         torch.autograd.grad(module(x).sin().sum(), [x, *module.parameters()]) for module in both
@@ -95,7 +95,7 @@ def test_branch_norm_is_torchs(training: bool) -> None:
         torch.testing.assert_close(value, both[1].state_dict()[name])
 
 
-def test_no_more_is_kept_than_of_a_first_order_layer() -> None:
+def test_no_more_is_saved_than_by_a_first_order_layer() -> None:
     x = torch.randn(8, 16, 16, 16, requires_grad=True)
     first, ours = nn.Conv2d(16, 16, 3, padding=1), Conv2d(16, 16, 3, padding=1)
     naive = Conv2d(16, 16, 3, padding=1, memory="naive")
@@ -107,7 +107,7 @@ def test_no_more_is_kept_than_of_a_first_order_layer() -> None:
     assert saved[1] <= 1.1 * saved[0]
 
 
-def test_a_converted_model_begins_as_it_was_and_learns() -> None:
+def test_a_converted_model_starts_unchanged_and_learns() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(),
@@ -122,7 +122,7 @@ def test_a_converted_model_begins_as_it_was_and_learns() -> None:
 
 
 @pytest.mark.parametrize("function", ["circles", "xor", "polynomial"])
-def test_one_layer_is_enough_for_what_is_quadratic(function: str) -> None:
+def test_one_layer_learns_a_quadratic_function(function: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(512, 2)
     target = {
@@ -140,7 +140,7 @@ def test_one_layer_is_enough_for_what_is_quadratic(function: str) -> None:
 
 
 @pytest.mark.parametrize("branch_norm", [False, True])
-def test_a_deep_stack_that_blows_up_is_told_within_eight_steps(branch_norm: bool) -> None:
+def test_a_deep_stack_that_diverges_is_reported_within_eight_steps(branch_norm: bool) -> None:
     torch.manual_seed(0)
     layers = [Conv2d(4, 4, 3, padding=1, branch_norm=branch_norm) for _ in range(12)]
     model, x = nn.Sequential(*layers), torch.randn(4, 4, 6, 6)
@@ -180,7 +180,7 @@ def test_autocast_leaves_the_layer_to_autograd() -> None:
         ),
     ],
 )
-def test_errors_say_what(make: Any, error: type[Exception], words: str) -> None:
+def test_errors_explain_themselves(make: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make()
 
@@ -193,14 +193,14 @@ def test_second_derivatives_are_refused() -> None:
 
 @pytest.mark.parametrize("neuron", ["ours", "t3", "t4", "glu"])
 @pytest.mark.parametrize("branch_norm", [False, True])
-def test_fused_for_inference_it_gives_the_same(neuron: str, branch_norm: bool) -> None:
+def test_fusing_for_inference_preserves_outputs(neuron: str, branch_norm: bool) -> None:
     torch.manual_seed(0)
     conv = Conv2d(3, 6, 3, padding=1, neuron=neuron, branch_norm=branch_norm)
     linear = Linear(6, 4, neuron=neuron)
     model = torch.nn.Sequential(conv, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), linear)
     x = torch.randn(8, 3, 6, 6)
     for _ in range(3):
-        model(x)  # so that running statistics are none of the first
+        model(x)  # so that all running statistics differ from their initial values
     with torch.no_grad():
         for module in (conv, linear):
             assert module.bias is not None
@@ -210,7 +210,7 @@ def test_fused_for_inference_it_gives_the_same(neuron: str, branch_norm: bool) -
         torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_does_not_fuse_says_so() -> None:
+def test_a_layer_that_cannot_be_fused_reports_it() -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be computed as one matmul"):
         Fused(Linear(3, 2, neuron="t2&4"))
     with pytest.raises(InvalidArgumentError, match="a single layer"):
@@ -244,7 +244,7 @@ def encoder() -> nn.TransformerEncoder:
         (encoder, (3, 5, 16)),
     ],
 )
-def test_a_converted_model_bears_what_people_do_with_models(make: Any, shape: Any) -> None:
+def test_a_converted_model_supports_common_uses_of_models(make: Any, shape: Any) -> None:
     check_uses(make, torch.randn(shape))
 
 
@@ -259,7 +259,7 @@ def test_padded_batches_of_an_encoder_do_not_become_nested_tensors() -> None:
 
 
 @pytest.mark.parametrize("memory", ["hybrid", "naive"])
-def test_unbatched_images_and_rows_of_any_shape_are_taken(memory: Any) -> None:
+def test_accepts_unbatched_images_and_rows_of_any_shape(memory: Any) -> None:
     conv: Any = Conv2d(4, 6, 3, memory=memory)
     x = torch.randn(2, 4, 7, 8)
     torch.testing.assert_close(conv(x[0]), conv(x)[0])
@@ -285,7 +285,7 @@ def test_hooks_and_frozen_layers_stay_and_tied_ones_stay_first_order() -> None:
         convert(model)
 
 
-def test_a_converted_model_bears_the_learning_rate_of_the_original() -> None:
+def test_a_converted_model_trains_at_the_learning_rate_of_the_original() -> None:
     """With equal steps for the product's weights it diverges."""
     torch.manual_seed(0)
     layers = nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)

@@ -32,7 +32,7 @@ def test_every_layer_is_found_and_can_be_timed(make) -> None:  # type: ignore[no
     assert cannot_be_timed(calls) == []
 
 
-def test_a_layer_takes_longer_by_the_measured_ratio_and_its_weights_more() -> None:
+def test_a_layer_is_slower_by_the_measured_ratio_and_has_more_weights() -> None:
     graph = timed_by_bytes(graph_of(images))
     technique, durations = QuadraticLayers(only="0"), BytesMoved()
     durations.measure(technique.required_timings(graph))
@@ -54,7 +54,7 @@ def wide() -> Any:
     return model, batch, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1)
 
 
-def test_projections_within_a_pass_are_part_of_the_peak() -> None:
+def test_projections_within_a_pass_count_towards_the_peak() -> None:
     graph, durations = timed_by_bytes(graph_of(wide)), BytesMoved()
     technique = QuadraticLayers()
     durations.measure(technique.required_timings(graph))
@@ -75,7 +75,7 @@ def by_role(graph: Graph) -> dict[Role, int]:
     return {role: int(graph.memory.nbytes[graph.memory.role == role].sum()) for role in Role}
 
 
-def test_the_update_takes_longer_by_the_bytes_that_it_moves_more() -> None:
+def test_the_update_is_slower_by_its_additional_bytes() -> None:
     graph = timed_by_bytes(graph_of(mlp))
     technique, durations = QuadraticLayers(), BytesMoved()
     durations.measure(technique.required_timings(graph))
@@ -83,13 +83,13 @@ def test_the_update_takes_longer_by_the_bytes_that_it_moves_more() -> None:
     update = graph.tasks.phase == StepPhase.OPTIMIZER
     moved_ns = [step.tasks.duration_ns[update].sum() for step in (graph, edited)]
     weights, biases = 16 * 32 + 32 * 32 + 32 * 4, 32 + 32 + 4
-    # The calls of one update move all parameters alike; a microsecond a call stays.
+    # The calls of one update move all parameters; a microsecond per call remains.
     calls = sum(graph.task(int(task)).call is not None for task in np.flatnonzero(update))
     growth = (moved_ns[1] - 1000 * calls) / (moved_ns[0] - 1000 * calls)
     assert growth == pytest.approx((3 * weights + biases) / (weights + biases), rel=0.05)
 
 
-def test_a_step_trains_what_was_converted() -> None:
+def test_a_step_trains_the_converted_layers() -> None:
     built = build(images, QuadraticLayers(except_="8"))
     layer = built.model[0]
     assert isinstance(layer, QuadraticConv2d)
@@ -99,7 +99,7 @@ def test_a_step_trains_what_was_converted() -> None:
     assert not torch.equal(layer.weight, before)
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_invalid_requests_are_reported() -> None:
     with pytest.raises(WorkloadError, match=r"is a single layer"):
         build(inference, QuadraticLayers())
     with pytest.raises(UnknownNameError, match="neuron"):
