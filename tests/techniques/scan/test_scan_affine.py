@@ -1,4 +1,4 @@
-"""Scans keep left and right apart, for any length, and are differentiable."""
+"""Scans distinguish left from right, at any length, and are differentiable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from slipstream.techniques.scan.kernels import run_diagonal
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(max_size=70), st.none() | st.integers(0, 7))
-def test_an_exclusive_scan_is_the_prefixes(text: str, levels: int | None) -> None:
+def test_an_exclusive_scan_gives_the_prefixes(text: str, levels: int | None) -> None:
     found = exclusive_scan(list(text), lambda a, b: a + b, "", levels)
     assert found == [text[:end] for end in range(len(text))]
 
 
-def test_the_tree_takes_two_rounds_a_level() -> None:
+def test_the_tree_takes_two_rounds_per_level() -> None:
     def operate(element: Any, other: Any) -> Any:
         return element[0] + other[0], max(element[1], other[1]) + 1
 
@@ -34,7 +34,7 @@ def test_the_tree_takes_two_rounds_a_level() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 9, 31, 257])
 @pytest.mark.parametrize("levels", [None, 0, 1, 3, 20])
-def test_a_tree_of_matrices_is_the_loop(steps: int, levels: int | None) -> None:
+def test_a_tree_of_matrices_equals_the_loop(steps: int, levels: int | None) -> None:
     torch.manual_seed(steps)
     a = torch.randn(steps, 2, 4, 4, dtype=torch.float64) / 3
     b = torch.randn(steps, 2, 4, dtype=torch.float64)
@@ -60,7 +60,7 @@ def test_recurrences_are_differentiable(structure: Any, reverse: bool) -> None:
     assert torch.autograd.gradcheck(run, (a, b, h0))
 
 
-def test_shapes_that_do_not_fit_are_named() -> None:
+def test_mismatched_shapes_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match="does not match"):
         linear_recurrence(torch.zeros(4, 3), torch.zeros(4, 3))
     with pytest.raises(InvalidArgumentError, match="without a step"):

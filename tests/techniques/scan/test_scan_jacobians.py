@@ -1,4 +1,4 @@
-"""Sparse Jacobians are autograd's, and so are the gradients of a chain of them."""
+"""Sparse Jacobians equal autograd's, and so do gradients of a chain of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_a_jacobian_is_autograds(layer: nn.Module) -> None:
+def test_a_jacobian_equals_autograds(layer: nn.Module) -> None:
     torch.manual_seed(0)
     layer = layer.double()
     x = torch.randn(getattr(layer, "in_channels", 3), 7, 8, dtype=torch.float64)
@@ -42,7 +42,7 @@ def test_a_jacobian_is_autograds(layer: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS[:4], ids=str)
-def test_a_pruned_convolutions_jacobian_is_autograds_and_has_no_zeros(layer: nn.Conv2d) -> None:
+def test_the_jacobian_of_a_pruned_convolution_has_no_explicit_zeros(layer: nn.Conv2d) -> None:
     torch.manual_seed(0)
     layer = copy.deepcopy(layer).double()
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_a_pruned_convolutions_jacobian_is_autograds_and_has_no_zeros(layer: nn.
 
 
 @pytest.mark.parametrize("layer", LAYERS[:5], ids=str)
-def test_other_numbers_go_into_the_matrix_there_is(layer: nn.Module) -> None:
+def test_new_values_reuse_the_existing_matrix(layer: nn.Module) -> None:
     torch.manual_seed(0)
     layer = copy.deepcopy(layer).double()
     x = torch.randn(getattr(layer, "in_channels", 3), 7, 8, dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_other_numbers_go_into_the_matrix_there_is(layer: nn.Module) -> None:
         jacobian_transposed(layer, x, matrix)
 
 
-def test_places_that_change_with_the_numbers_are_not_kept() -> None:
+def test_patterns_that_depend_on_values_are_not_cached() -> None:
     x = torch.randn(3, 6, 6)
     pool, pruned = nn.MaxPool2d(2), nn.Conv2d(3, 2, 3)
     nn.init.zeros_(pruned.weight)
@@ -82,7 +82,7 @@ def test_places_that_change_with_the_numbers_are_not_kept() -> None:
             jacobian_transposed(layer, x, jacobian_transposed(layer, x))
 
 
-def test_the_table_has_a_row_a_level_and_says_which_way_is_shorter() -> None:
+def test_the_table_has_a_row_per_level_and_names_the_shorter_method() -> None:
     chain = ChainGradient([], [[4, 6], [9]], critical=15, sequential=20)
     assert chain.pays
     text = chain.table().to_markdown()
@@ -91,7 +91,7 @@ def test_the_table_has_a_row_a_level_and_says_which_way_is_shorter() -> None:
     assert "is not shorter" in replace(chain, critical=20).table().to_markdown()
 
 
-def test_a_chains_gradients_are_autograds() -> None:
+def test_gradients_of_a_chain_equal_autograds() -> None:
     torch.manual_seed(0)
     layers = [
         nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.ReLU(),
@@ -107,10 +107,10 @@ def test_a_chains_gradients_are_autograds() -> None:
         found = backprop(layers, activations[0][0], gradient, levels)
         for own, other in zip(found.gradients, reversed(expected), strict=True):
             assert abs(own - other.numpy().reshape(-1)).max() <= 1e-12
-        if levels == 0:  # one after the other: everything lies on the critical path
+        if levels == 0:  # sequential: everything is on the critical path
             assert found.critical == sum(map(sum, found.operations)) == found.sequential
 
 
-def test_a_layer_without_one_is_named() -> None:
+def test_a_layer_without_a_jacobian_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match="GELU"):
         jacobian_transposed(nn.GELU(), torch.zeros(3))

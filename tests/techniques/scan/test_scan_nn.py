@@ -1,4 +1,4 @@
-"""Torch's recurrent modules and ours give the same numbers, forward and backward."""
+"""Our recurrent modules and torch's give equal results, forward and backward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def flat(made: Any) -> Iterator[torch.Tensor]:
 
 
 def worst(module: nn.Module, x: torch.Tensor, **how: Any) -> float:
-    """The largest relative difference of outputs and of all gradients to torch's."""
+    """Return the largest relative difference of outputs and all gradients from torch's."""
     found = []
     for run in (module, lambda x: rnn(module, x, **how)):
         x.grad = None
@@ -51,7 +51,7 @@ def worst(module: nn.Module, x: torch.Tensor, **how: Any) -> float:
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("way", ["fused", "chunked", "tree"])
-def test_gradients_are_autograds(kind: str, way: Any) -> None:
+def test_gradients_equal_autograds(kind: str, way: Any) -> None:
     for steps, layers in itertools.product((1, 2, 3, 8, 9, 31, 65), (1, 2)):
         module = MAKERS[kind](3, 6, layers, bidirectional=layers == 2).double()
         x = torch.randn(steps, 2, 3, dtype=torch.float64, requires_grad=True)
@@ -59,7 +59,7 @@ def test_gradients_are_autograds(kind: str, way: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_float32_is_as_near_as_rounding(kind: str) -> None:
+def test_float32_is_accurate_to_rounding(kind: str) -> None:
     module = MAKERS[kind](5, 33, batch_first=True)
     x = torch.randn(7, 40, 5, requires_grad=True)
     assert worst(module, x, backward="fused") <= 1e-5
@@ -89,7 +89,7 @@ def test_every_kernel_agrees() -> None:
             torch.testing.assert_close(output, other, rtol=1e-4, atol=1e-4)
 
 
-def test_two_threads_give_the_same() -> None:
+def test_two_threads_give_the_same_results() -> None:
     module, x = nn.GRU(3, 8), torch.randn(20, 5, 3, requires_grad=True)
     before = torch.get_num_threads()
     try:
@@ -100,15 +100,15 @@ def test_two_threads_give_the_same() -> None:
 
 
 @pytest.mark.parametrize("radius", [0.5, 1.5])
-def test_finite_wherever_step_by_step_is(radius: float) -> None:
+def test_results_are_finite_whenever_those_of_the_loop_are(radius: float) -> None:
     module = nn.RNN(1, 8, nonlinearity="relu")
     weight, _ = torch.linalg.qr(torch.randn(8, 8))
     module.weight_hh_l0.data = weight * radius
-    y = torch.rand(300, 1, 8) + 0.1  # all units on: products of 300 Jacobians leave float32
+    y = torch.rand(300, 1, 8) + 0.1  # all units on: products of 300 Jacobians exceed float32
     saved = cells.Saved("relu", module.weight_hh_l0.data, y, y[:0], y[:0], y[0], None)
     end = torch.zeros(1, 8)
     dy = torch.zeros_like(y)
-    dy[20] = 1.0  # the gradient itself only goes through twenty of them
+    dy[20] = 1.0  # the gradient itself passes through only twenty of them
     expected = cells.sequential(saved, dy, end, None).dgates
     assert torch.isfinite(expected).all()
     for found in (cells.chunked(saved, dy, end, None, 300), cells.tree(saved, dy, end, None)):
@@ -120,7 +120,7 @@ def test_a_cell_runs_over_all_steps() -> None:
     torch.testing.assert_close(rnn(cell, x)[0], rnn(cell, x, backward="framework")[0])
 
 
-def test_what_is_not_taken_is_torchs_own() -> None:
+def test_unsupported_inputs_use_torchs_own_module() -> None:
     for module in (nn.LSTM(3, 6, proj_size=2), nn.GRU(3, 6)):
         x = torch.randn(4, 2, 3)
         packed = pack_padded_sequence(x, torch.tensor([4, 2]))
@@ -147,13 +147,13 @@ def test_what_is_not_taken_is_torchs_own() -> None:
         ),
     ],
 )
-def test_errors_say_what(arguments: Any, words: str) -> None:
+def test_errors_explain_themselves(arguments: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         arguments()
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_second_derivatives_are_torchs(kind: str) -> None:
+def test_second_derivatives_use_torchs(kind: str) -> None:
     module = MAKERS[kind](2, 3).double()
     found = []
     for run in (module, lambda x: rnn(module, x, backward="fused")):
@@ -168,13 +168,13 @@ def test_second_derivatives_are_torchs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_outputs_may_be_written_to(kind: str) -> None:
+def test_outputs_may_be_modified_in_place(kind: str) -> None:
     cell = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}.get(kind, nn.RNNCell)(2, 3)
     for module in (MAKERS[kind](2, 3), cell):
         found = []
         for how in ("framework", "fused"):
             output, state = rnn(module, torch.ones(4, 2, 2), backward=how)
-            # Of some of torch's own outputs autograd forbids it.
+            # Autograd forbids it for some of torch's own outputs.
             outputs = [y * 2 if how == "framework" else y.mul_(2) for y in flat((output, state))]
             loss = sum(y.square().sum() for y in outputs)
             found.append(torch.autograd.grad(loss, list(module.parameters())))
@@ -182,7 +182,7 @@ def test_outputs_may_be_written_to(kind: str) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_functional_transforms_and_traces_are_torchs() -> None:
+def test_functional_transforms_and_traces_use_torchs() -> None:
     for kind in ("GRU", "LSTM"):
         module: Any = CLASSES[getattr(nn, kind)](2, 3)
         cell: Any = getattr(nn, f"{kind}Cell")(2, 3)
@@ -203,7 +203,7 @@ def test_functional_transforms_and_traces_are_torchs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-def test_a_module_bears_what_people_do_with_models(kind: str) -> None:
+def test_a_module_supports_common_uses_of_models(kind: str) -> None:
     def make() -> nn.Module:
         torch.manual_seed(0)
         module: Any = CLASSES[getattr(nn, kind)](3, 8, batch_first=True)
@@ -213,7 +213,7 @@ def test_a_module_bears_what_people_do_with_models(kind: str) -> None:
     check_uses(make, torch.randn(4, 20, 3))
 
 
-def test_the_drop_in_keeps_parameters_and_dropout() -> None:
+def test_the_replacement_keeps_parameters_and_dropout() -> None:
     module = nn.LSTM(3, 4, 2, dropout=0.5)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     module.__class__ = CLASSES[nn.LSTM]

@@ -1,4 +1,4 @@
-"""A way's time is a call's and each step's, and the least of all ways is chosen."""
+"""The time of a method is that of a call and of its steps, and the fastest one is chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPE = plan.Shape("tanh", 2, 3, 3, torch.float32, training=False, threads=1)
 
 
 class Clock:
-    """Takes a run for what its steps cost, and says how often it was asked."""
+    """Replaces timing: returns the cost of a run's steps, and counts its calls."""
 
     def __init__(self, costs: dict[str, tuple[float, float]]) -> None:
         self._costs, self._took, self.most_steps = costs, 0.0, 0
@@ -42,17 +42,17 @@ def clock_of(require: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clo
     return make
 
 
-def test_any_length_is_told_of_two(clock_of: Callable[..., Clock]) -> None:
+def test_the_time_of_any_length_follows_from_two_lengths(clock_of: Callable[..., Clock]) -> None:
     clock = clock_of(fused=(1e-3, 1e-7), framework=(1e-4, 1e-4))
     paces = plan.paces(SHAPE, clock.rnn)
     for steps in (1, 100, 100_000):
         assert paces["fused"].seconds(steps) == pytest.approx(1e-3 + 1e-7 * steps)
         assert paces["framework"].seconds(steps) == pytest.approx(1e-4 + 1e-4 * steps)
-    # Steps that are cheap beside the call are told of a run of many.
+    # If steps are cheap compared with the call, their time follows from a long run.
     assert clock.most_steps >= 10_000
 
 
-def test_the_least_is_chosen_and_torchs_way_has_to_be_clearly_less(
+def test_the_fastest_is_chosen_and_torchs_method_must_be_clearly_faster(
     clock_of: Callable[..., Clock],
 ) -> None:
     clock = clock_of(fused=(1e-3, 0.0), framework=(0.0, 1e-4))
@@ -61,7 +61,7 @@ def test_the_least_is_chosen_and_torchs_way_has_to_be_clearly_less(
     assert plan.choose(SHAPE, at_par + 1, clock.rnn) == "fused"
 
 
-def test_a_stopwatch_runs_what_it_times_once_behind_more_than_the_caches_hold(
+def test_a_stopwatch_evicts_the_caches_before_each_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str] = []

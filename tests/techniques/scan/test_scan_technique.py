@@ -1,4 +1,4 @@
-"""Recurrent modules become one call a layer: in the graph, in the model and in the source."""
+"""Recurrent modules become one call per layer: in the graph, the model and the source."""
 
 from __future__ import annotations
 
@@ -98,16 +98,16 @@ EXPECTED: dict[Callable[[], Any], list[RecordedDirection]] = {
 
 
 @pytest.mark.parametrize("make", EXPECTED, ids=lambda make: make.__name__)
-def test_layers_are_read_off_the_recorded_step(make: Callable[[], Any]) -> None:
+def test_layers_are_derived_from_the_recorded_step(make: Callable[[], Any]) -> None:
     (found,) = matches(graph_of(make), recurrences)
     assert list(found.settings) == EXPECTED[make]
-    # Whole states of four bytes a number are kept, and nothing beside them.
+    # Whole states of four bytes per value are saved, and nothing else.
     states, rest = divmod(found.saved_bytes, 9 * 4 * 6 * 4)
     assert (states > 0, rest) == (True, 0)
 
 
 @pytest.mark.parametrize("make", EXPECTED, ids=lambda make: make.__name__)
-def test_a_module_is_one_task_each_way(make: Callable[[], Any], require: Any) -> None:
+def test_a_module_is_one_task_per_direction(make: Callable[[], Any], require: Any) -> None:
     require("native", door.available(), "no compiled kernels")
     graph = timed_by_bytes(graph_of(make))
     technique, durations = ScanBackprop(backward="fused"), BytesMoved()
@@ -120,7 +120,7 @@ def test_a_module_is_one_task_each_way(make: Callable[[], Any], require: Any) ->
     theirs = [task for task in tasks if task not in ours]
     assert not [task for task in theirs if task.scope.startswith(("aten::rnn", "aten::gru"))]
     assert edited.tasks.duration_ns.sum() < graph.tasks.duration_ns.sum() or make is lstm
-    # What others do is as it was: every gradient is still given to its parameter.
+    # Other tasks are unchanged: every gradient still reaches its parameter.
     gathers = [
         sum("AccumulateGrad" in step.string(scope) for scope in step.tasks.scope)
         for step in (graph, edited)
@@ -130,7 +130,7 @@ def test_a_module_is_one_task_each_way(make: Callable[[], Any], require: Any) ->
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_the_most_that_tensors_take_is_predicted(kind: type[nn.RNNBase], require: Any) -> None:
+def test_the_peak_memory_is_predicted(kind: type[nn.RNNBase], require: Any) -> None:
     require("native", door.available(), "no compiled kernels")
 
     def make() -> Any:
@@ -151,12 +151,12 @@ def test_the_most_that_tensors_take_is_predicted(kind: type[nn.RNNBase], require
     assert peaks[0] == pytest.approx(peaks[1], rel=0.06)
 
 
-def test_every_question_can_be_timed() -> None:
+def test_requested_calls_can_be_timed() -> None:
     for make in EXPECTED:
         assert cannot_be_timed(ScanBackprop().required_timings(graph_of(make))) == []
 
 
-def test_the_step_takes_the_same_update(require: Any) -> None:
+def test_the_step_makes_the_same_update(require: Any) -> None:
     require("native", door.available(), "no compiled kernels")
     for make in EXPECTED:
         steps = []
@@ -180,7 +180,7 @@ def test_an_inference_without_a_backward_pass_is_predicted(require: Any) -> None
     ) == 1
 
 
-def test_without_a_recurrence_it_says_so() -> None:
+def test_a_step_without_recurrence_is_refused_with_the_reason() -> None:
     assert "no nn.RNN" in str(ScanBackprop().why_not(graph_of(mlp)))
     with pytest.raises(WorkloadError, match=r"no nn\.RNN"):
         build(mlp, ScanBackprop())
