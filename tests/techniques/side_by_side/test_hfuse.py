@@ -1,4 +1,4 @@
-"""CUDA kernels fused: the same bytes in an emulated block, faults found, bad input named."""
+"""Fused CUDA kernels: the same bytes in an emulated block, detected faults, invalid input."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 def kernel(folder: Path, body: str, more: str = "", head: str = "") -> str:
-    """A file with one kernel, as it is named."""
+    """Write a file with one kernel, named after it."""
     path = folder / "bad.cu"
     path.write_text(f"{head}\n__global__ void bad(float* x, int n) {{\n{body}\n}}\n")
     return f"{path}:bad:block=128{more}"
@@ -106,7 +106,7 @@ def test_three_kernels_share_a_block() -> None:
 
 
 @needs_compiler
-def test_kernels_of_files_that_share_a_header(sources: Path) -> None:
+def test_kernels_of_files_with_a_common_header(sources: Path) -> None:
     launches = [f"{sources}/r.cu:reduce:block=128,n=128", f"{sources}/s.cu:scale:block=64,n=250"]
     made = fuse([parse_launch(spec) for spec in launches])
     assert "main" not in made.source
@@ -115,7 +115,7 @@ def test_kernels_of_files_that_share_a_header(sources: Path) -> None:
 
 
 @needs_compiler
-def test_a_parameters_type_may_be_of_the_file(tmp_path: Path) -> None:
+def test_a_parameter_may_have_a_type_of_the_file(tmp_path: Path) -> None:
     launches = []
     for name, factor in (("twice", 2), ("thrice", 3)):
         path = tmp_path / f"{name}.cu"
@@ -143,7 +143,7 @@ FAULTS: dict[str, Callable[[str], str]] = {
 
 @needs_compiler
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_corrupted_barrier_is_found(fault: str) -> None:
+def test_a_corrupted_barrier_is_detected(fault: str) -> None:
     made = fuse([launch("block_sums"), launch("scan", 1)])
     broken = replace(made, source=FAULTS[fault](made.source))
     assert broken.source != made.source
@@ -163,11 +163,11 @@ def test_threads_beyond_an_array_are_named(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_a_loop_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_loop_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["slipstream.techniques.side_by_side.cuda.emulate"]
     monkeypatch.setattr(module, "_LIMIT_S", 0.5)
     bad = kernel(tmp_path, "volatile int on = 1; while (on) x[0] = 1;")
-    with pytest.raises(UsageError, match="did not end"):
+    with pytest.raises(UsageError, match="did not finish"):
         emulate(fuse([parse_launch(bad), launch("relu")]))
 
 
@@ -185,7 +185,7 @@ def test_a_loop_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
         ("x[0] = S{}.f();", "struct S { __device__ int f() { return blockIdx.x; } };", "member"),
     ],
 )  # fmt: skip
-def test_what_a_shared_block_cannot_do_is_named(
+def test_code_unsupported_in_a_shared_block_is_named(
     tmp_path: Path, body: str, head: str, what: str
 ) -> None:
     kernels = [parse_launch(kernel(tmp_path, body, head=head)), launch("relu")]
@@ -197,17 +197,17 @@ def test_what_a_shared_block_cannot_do_is_named(
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("a.cu", "names no kernel"), ("a.cu:k:block", "no setting"),
-        ("a.cu:k:block=0", "no extent"),
-        ("a.cu:k:grid=1x2x3x4", "no extent"), ("a.cu:k:shared=x", "no number"),
+        ("a.cu", "does not name a kernel"), ("a.cu:k:block", "not a setting"),
+        ("a.cu:k:block=0", "not an extent"),
+        ("a.cu:k:grid=1x2x3x4", "not an extent"), ("a.cu:k:shared=x", "not a number"),
     ],
 )  # fmt: skip
-def test_launches_that_are_none(text: str, what: str) -> None:
+def test_invalid_launches_are_refused(text: str, what: str) -> None:
     with pytest.raises(UsageError, match=what):
         parse_launch(text)
 
 
-def test_blocks_that_cannot_be(sources: Path) -> None:
+def test_invalid_blocks_are_refused(sources: Path) -> None:
     scale = f"{sources}/s.cu:scale"
     for specs, what in (
         ([f"{scale}:block=100", f"{scale}:block=32"], "multiple of 32"),
@@ -252,7 +252,7 @@ def test_nvcc_finds_a_barrier_for_each_kernel() -> None:
 
 
 @needs_compiler
-def test_the_command_writes_what_it_has_checked(
+def test_the_command_writes_checked_kernels(
     sources: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from slipstream.cli._main import _command
@@ -271,6 +271,6 @@ def test_the_command_writes_what_it_has_checked(
     assert Path("s.cu").read_text() == SCALE
 
 
-def test_kernels_have_names_of_their_own() -> None:
+def test_kernels_have_distinct_names() -> None:
     assert len(NAMES) == 20
     assert len(list(pairs())) == 190

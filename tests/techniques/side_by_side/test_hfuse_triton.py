@@ -1,4 +1,4 @@
-"""Triton kernels fused: the same bytes in its interpreter, one machine code, bad input named."""
+"""Fused Triton kernels: the same bytes in the interpreter, one machine code, invalid input."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ KERNEL = "@triton.jit\ndef good(x, n):\n    tl.store(x + tl.program_id(0), n)\n"
 
 @pytest.fixture
 def need_triton(require: Require) -> None:
-    """Skips, or fails, where Triton is not installed."""
+    """Skip, or fail, if Triton is not installed."""
     require("triton", importlib.util.find_spec("triton") is not None, "triton is not installed")
 
 
 def source(folder: Path, text: str, name: str = "bad.py") -> Path:
-    """A file with `text` after the usual imports."""
+    """Write a file with `text` after the usual imports."""
     path = folder / name
     path.write_text(HEAD + text)
     return path
 
 
 def good(folder: Path, more: str = "x=4xfp32,n=1") -> Launch:
-    """A kernel without fault."""
+    """A correct kernel."""
     return parse_launch(f"{source(folder, KERNEL, 'good.py')}:good:{more}")
 
 
@@ -77,7 +77,7 @@ def test_every_pair_compiles_to_one_machine_code(first: str, second: str) -> Non
     assert needs.code_bytes > 1000
 
 
-def test_kernels_that_take_room_from_each_other_are_better_apart(tmp_path: Path) -> None:
+def test_kernels_that_compete_for_registers_are_reported_as_better_apart(tmp_path: Path) -> None:
     fused = fuse([good(tmp_path), good(tmp_path)])
 
     def summary(*registers: int) -> str:
@@ -85,13 +85,13 @@ def test_kernels_that_take_room_from_each_other_are_better_apart(tmp_path: Path)
         return ProgramResources("sm_90", tuple(alone), both, both, 0).summary(fused)
 
     # 2,048 threads of a multiprocessor have 32 registers each.
-    assert "better apart" in summary(32, 128, 128)
-    assert "better apart" not in summary(10, 32, 32)
-    assert "better apart" not in summary(100, 128, 128)
+    assert "do not fuse" in summary(32, 128, 128)
+    assert "do not fuse" not in summary(10, 32, 32)
+    assert "do not fuse" not in summary(100, 128, 128)
 
 
 @pytest.mark.usefixtures("need_triton")
-def test_the_command_writes_what_is_equal(
+def test_the_command_writes_verified_kernels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from slipstream.cli._main import _command
@@ -115,15 +115,15 @@ def test_the_command_writes_what_is_equal(
 
 
 @pytest.mark.usefixtures("need_triton")
-def test_a_kernel_that_leaves_its_arrays_is_named(tmp_path: Path) -> None:
+def test_an_access_outside_of_arrays_is_named(tmp_path: Path) -> None:
     beyond = source(tmp_path, KERNEL.replace("tl.program_id(0)", "5000"))
     launches = [good(tmp_path), parse_launch(f"{beyond}:good:x=4xfp32,n=1")]
-    with pytest.raises(EmulatorError, match=r"good alone fails .* leaves its arrays") as error:
+    with pytest.raises(EmulatorError, match=r"good alone fails .* out of bounds") as error:
         emulate(fuse(launches))
     assert str(error.value.where) == str(beyond)
 
 
-def test_without_triton_the_extra_is_named() -> None:
+def test_a_missing_triton_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "from slipstream.errors import MissingExtraError\n"
@@ -147,10 +147,10 @@ ID = "@triton.jit\ndef here():\n    return tl.program_id(0)\n"
     ("text", "what"),
     [
         ("def bad(x):\n    pass\n", "no @triton.jit"),
-        ("bad = 3\n", "no function"),
-        (jitted("pass", decorators="@tl.core.builtin"), "none of Triton's"),
-        (jitted("pass", decorators="@triton.jit(debug=True)"), "not carried over"),
-        (jitted("pass", more=", *rest"), "by keyword only"),
+        ("bad = 3\n", "not a function"),
+        (jitted("pass", decorators="@tl.core.builtin"), "not part of Triton"),
+        (jitted("pass", decorators="@triton.jit(debug=True)"), "not supported"),
+        (jitted("pass", more=", *rest"), "keyword-only"),
         (jitted("pass", decorators="@triton.autotune([triton.Config({}, pre_hook=print)], [])\n"
                 "@triton.jit"), "hook"),
         (jitted("pass") * 2, "more than once"),
@@ -167,22 +167,22 @@ ID = "@triton.jit\ndef here():\n    return tl.program_id(0)\n"
         (jitted("getattr(tl, 'store')(x, n)"), "as a value"),
         (jitted("tl.store(x, tl.inline_asm_elementwise('mov.u32 $0, %ctaid.x;', '=r', [], "
                 "tl.int32, True, 1))"), "assembly"),
-        (jitted("pass").replace("def bad(", "def bad(("), "no Python"),
+        (jitted("pass").replace("def bad(", "def bad(("), "not valid Python"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_fused_is_named(tmp_path: Path, text: str, what: str) -> None:
+def test_unsupported_kernels_are_named(tmp_path: Path, text: str, what: str) -> None:
     path = source(tmp_path, text)
     with pytest.raises(KernelSourceError, match=what) as error:
         fuse([parse_launch(f"{path}:bad"), good(tmp_path)])
     assert re.fullmatch(r"bad\.py:\d+", str(error.value.where))
 
 
-def test_files_and_grids_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_files_and_grids_are_refused(tmp_path: Path) -> None:
     path = source(tmp_path, KERNEL)
     (tmp_path / "text.py").write_bytes(b"\xff\xfe")
     for spec, what in (
         (f"{tmp_path}/none.py:good", "cannot be read"),
-        (f"{tmp_path}/text.py:good", "no Python"),
+        (f"{tmp_path}/text.py:good", "not valid Python"),
         (f"{path}:goods", "did you mean good"),
         (f"{path}:good:grid=65536x65536", "more than 2,147,483,647"),
         (f"{path}:good:num_warps=3", "num_warps=3"),
@@ -196,17 +196,18 @@ def test_files_and_grids_that_cannot_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ("x=4xfp32", "is not told 'n'"), ("x=4xfp32,n=1,m=2", "no argument 'm'"),
-        ("x=4xfp33,n=1", "no array"), ("x=0xfp32,n=1", "no array"), ("x=4xfp32,n=one", "n=one"),
+        ("x=4xfp32", "no value of 'n'"), ("x=4xfp32,n=1,m=2", "no argument 'm'"),
+        ("x=4xfp33,n=1", "not an array"), ("x=0xfp32,n=1", "not an array"),
+        ("x=4xfp32,n=one", "n=one"),
     ],
 )  # fmt: skip
-def test_arguments_that_are_none(tmp_path: Path, settings: str, what: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, settings: str, what: str) -> None:
     fused = fuse([good(tmp_path, settings), good(tmp_path)])
     with pytest.raises(EmulatorError, match=what):
         arguments_of(fused.parts[0])
 
 
-def test_arguments_are_of_the_type_that_is_told(tmp_path: Path) -> None:
+def test_arguments_have_the_specified_types(tmp_path: Path) -> None:
     more = ", flag, big, wide: tl.int64, TYPE: tl.constexpr, MODE: tl.constexpr, k: tl.constexpr=3"
     path = source(tmp_path, jitted("pass", more=more))
     spec = f"{path}:bad:x=8xi32<5,n=0.5,flag=True,big=4294967296,wide=1,TYPE=tl.float16,MODE=sum"
@@ -219,7 +220,7 @@ def test_arguments_are_of_the_type_that_is_told(tmp_path: Path) -> None:
     assert some[0].below == 5
 
 
-def test_sources_of_two_languages_and_places_of_the_other(tmp_path: Path) -> None:
+def test_mixed_languages_and_wrong_options_are_refused(tmp_path: Path) -> None:
     from slipstream.cli._main import _command
 
     path, output = source(tmp_path, KERNEL), tmp_path / "out.py"
@@ -230,8 +231,8 @@ def test_sources_of_two_languages_and_places_of_the_other(tmp_path: Path) -> Non
         ([f"{path}:good", f"{path}:good", "-o", str(tmp_path / "out.cu")], "does not end in .py"),
         ([f"{path}:good", f"{path}:good", "-o", str(path)], "is a source"),
         ([f"{path}:good", f"{calling}:bad", "-o", str(helpers)], "is a source"),
-        ([f"{path}:good", f"{path}:good", "-o", str(output), "--name", "def"], "word of Python's"),
-        ([f"{path}:good<float>", f"{path}:good", "-o", str(output)], "no <>"),
+        ([f"{path}:good", f"{path}:good", "-o", str(output), "--name", "def"], "keyword of Python"),
+        ([f"{path}:good<float>", f"{path}:good", "-o", str(output)], "no template"),
     ):
         with pytest.raises(UsageError, match=what):
             _command(["hfuse", *arguments])

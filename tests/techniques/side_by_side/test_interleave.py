@@ -1,4 +1,4 @@
-"""Two loops in one leave what they leave one after the other."""
+"""Two interleaved loops leave the results of two separate ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no
 
 
 @pytest.mark.parametrize(("count", "rows", "inner"), [(500, 30, 24), (3, 120, 280), (64, 5, 520)])
-def test_a_gather_beside_a_product(count: int, rows: int, inner: int) -> None:
+def test_a_gather_interleaved_with_a_matmul(count: int, rows: int, inner: int) -> None:
     torch.manual_seed(count)
     table, ids = torch.randn(100, 40), torch.randint(0, 100, (count,))
     x, weight, bias = torch.randn(rows, inner), torch.randn(64, inner), torch.randn(64)
@@ -30,12 +30,12 @@ def test_a_gather_beside_a_product(count: int, rows: int, inner: int) -> None:
     torch.testing.assert_close(made, linear(x, weight, bias), rtol=1e-4, atol=1e-4)
 
 
-def test_an_update_in_one_loop_is_that_of_its_own() -> None:
+def test_an_update_in_a_common_loop_equals_a_separate_one() -> None:
     torch.manual_seed(0)
     arrays = [torch.randn(1600) for _ in range(3)]
     twins = [array.clone() for array in arrays]
     settings = torch.tensor([0.01, 0.9, 0.1])
-    # Both operands by columns, as gradients' products have them.
+    # Both operands by columns, as in matmuls of gradients.
     x, weight = torch.randn(16, 24).t(), torch.randn(16, 32).t()
     out, other = torch.empty(24, 32), torch.empty(24, 32)
     interleave(Loop("Descent", (*arrays, settings), (1600,)), product(x, weight, None, out))()
@@ -48,7 +48,7 @@ def test_an_update_in_one_loop_is_that_of_its_own() -> None:
     torch.testing.assert_close(arrays[0], expected)
 
 
-def test_what_fits() -> None:
+def test_loops_that_fit() -> None:
     assert fits(64, 24)
     assert not fits(48, 24)
     assert not fits(64, 20)

@@ -1,4 +1,4 @@
-"""Pairs of kernels that could run side by side: independent, without cycles, nearly the best."""
+"""Pairs of kernels that could run concurrently: independent, acyclic, and nearly optimal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _random_step(seed: int, count: int) -> tuple[list[Kernel], list[frozenset[in
 
 
 def _exact(kernels: list[Kernel], needs: list[frozenset[int]]) -> float:
-    """The best pairs, even such as wait for each other."""
+    """The best pairs, including those that wait for each other."""
     order = nx.DiGraph((a, b) for b, before in enumerate(needs) for a in before)
     order.add_nodes_from(range(len(kernels)))
     after = {n: nx.descendants(order, n) for n in order}
@@ -58,7 +58,7 @@ def _without_cycles(chosen: list[Match], needs: list[frozenset[int]]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_pairs_are_independent_and_nearly_the_best(seed: int) -> None:
+def test_pairs_are_independent_and_nearly_optimal(seed: int) -> None:
     kernels, needs = _random_step(seed, 60)
     chosen = match(kernels, needs)
     numbers = [n for pair in chosen for n in (pair.first, pair.second)]
@@ -86,7 +86,7 @@ def test_kernels_of_one_kind_gain_nothing() -> None:
     assert match([], []) == []
 
 
-def test_a_recorded_step_waits_for_what_it_reads() -> None:
+def test_a_recorded_step_waits_for_its_inputs() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=True)
     batch = torch.randn(8, 64), torch.randn(8, 64)
@@ -128,8 +128,8 @@ _PUBLISHED = {
 
 
 @pytest.mark.parametrize("gpu", [0, 1])
-def test_the_published_pairs_gain_where_it_says(gpu: int) -> None:
-    """From nothing but what binds a kernel; where neither matters, either sign is right."""
+def test_published_gains_are_predicted_by_sign(gpu: int) -> None:
+    """Only from the resource that bounds a kernel; near zero, either sign is right."""
 
     def kernel(name: str) -> Kernel:
         alone = _ALONE[name][gpu]
@@ -143,7 +143,7 @@ def test_the_published_pairs_gain_where_it_says(gpu: int) -> None:
     assert right >= 12
 
 
-def test_a_step_tells_its_pairs_on_a_device() -> None:
+def test_a_step_reports_its_pairs_on_a_device() -> None:
     width = 1024
     layers = [part for _ in range(3) for part in (nn.Linear(width, width), nn.GELU())]
     model = nn.Sequential(*layers)

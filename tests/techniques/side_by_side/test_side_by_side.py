@@ -1,4 +1,4 @@
-"""Updates beside gradients' products: the same training, faster steps predicted, or a reason."""
+"""Updates interleaved with matmuls of gradients: the same training, a faster step, or a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.graph import Call, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, combine, parse
-from slipstream.techniques.side_by_side.nn import Beside, LinearBeside, put_beside
+from slipstream.techniques.side_by_side.nn import InterleavedLinear, UpdateQueue, put_beside
 from slipstream.techniques.side_by_side.technique import SideBySide
 from slipstream.techniques.side_by_side.timing import pair_call, timer
 from slipstream.verbs.profiling import profile
@@ -38,13 +38,13 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Told(KnownDurations):
-    """A pair in one loop takes `share` of what it takes in turn."""
+    """A pair in one loop takes `share` of its sequential time."""
 
     def __init__(self, share: float) -> None:
         self._share = share
 
     def lookup(self, call: Call) -> Answer | None:
-        """The duration of a pair."""
+        """Return the duration of a pair."""
         if call.name != "slipstream::side_by_side":
             return None
         return Answer(
@@ -69,7 +69,7 @@ def step(made: Made) -> float:
     return found.item()
 
 
-def paired(made: Made) -> Beside:
+def paired(made: Made) -> UpdateQueue:
     return put_beside([layer for layer in made[0] if isinstance(layer, nn.Linear)], made[3])
 
 
@@ -80,7 +80,7 @@ def recorded(fused: bool = True, **settings: Any) -> Graph:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_is_torchs_and_so_is_the_optimizers_state(name: str) -> None:
+def test_training_and_optimizer_state_equal_torchs(name: str) -> None:
     ours, theirs = net(OPTIMIZERS[name]), net(OPTIMIZERS[name])
     pair = paired(ours)
     for _ in range(4):
@@ -93,7 +93,7 @@ def test_training_is_torchs_and_so_is_the_optimizers_state(name: str) -> None:
     torch.testing.assert_close(one_state, two_state, rtol=1e-4, atol=1e-6)
 
 
-def test_a_loaded_optimizer_goes_on_with_its_settings() -> None:
+def test_a_loaded_optimizer_continues_with_its_settings() -> None:
     ours, theirs = net(OPTIMIZERS["momentum"]), net(OPTIMIZERS["momentum"])
     paired(ours)
     for made in (ours, theirs):
@@ -125,7 +125,7 @@ def test_a_second_backward_pass_before_the_step_is_an_error() -> None:
         mse_loss(made[0](made[1][0]), made[1][1]).backward()
 
 
-def test_a_pair_that_does_not_pay_stays_torchs() -> None:
+def test_a_pair_without_a_gain_is_left_to_torch() -> None:
     made, plain = net(OPTIMIZERS["adamw"]), net(OPTIMIZERS["adamw"])
     pair = put_beside(
         [layer for layer in made[0] if isinstance(layer, nn.Linear)], made[3], lambda *_: False
@@ -133,20 +133,20 @@ def test_a_pair_that_does_not_pay_stays_torchs() -> None:
     for _ in range(2):
         step(made), step(plain)
     assert not pair.pairs
-    assert all(type(layer) is not LinearBeside for layer in made[0])
+    assert all(type(layer) is not InterleavedLinear for layer in made[0])
     for parameter, two in zip(made[0].parameters(), plain[0].parameters(), strict=True):
         assert torch.equal(parameter, two)
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Descent", "Adam", "AdamW"])
 @pytest.mark.parametrize("together", [False, True])
-def test_what_the_micro_benchmark_runs(kind: str, together: bool) -> None:
+def test_the_micro_benchmark_runs_the_pair(kind: str, together: bool) -> None:
     run = timer(pair_call(kind, 16, 32, 64, True, 1600, 8000, together))
     assert [run() for _ in range(3)] == [None] * 3
 
 
 @pytest.mark.parametrize(("share", "faster"), [(0.8, True), (0.99, False)])
-def test_it_predicts_what_pays_and_leaves_what_does_not(share: float, faster: bool) -> None:
+def test_it_predicts_useful_pairs_and_skips_others(share: float, faster: bool) -> None:
     graph, technique = recorded(), SideBySide()
     assert technique.why_not(graph) is None
     assert len(technique.required_timings(graph)) == 2 * 2
@@ -154,7 +154,7 @@ def test_it_predicts_what_pays_and_leaves_what_does_not(share: float, faster: bo
     saved = float(graph.tasks.duration_ns.sum() - after.tasks.duration_ns.sum())
     assert (saved > 0) == faster
     message = after.edits[-1].what
-    assert ("beside 2 layers' products" in message) == faster
+    assert ("interleaved with gradients of 2 layers" in message) == faster
     assert (re.search(r"\bnone of 2\b", message) is None) == faster
     assert re.search(r"\bupdate\b.*\bhidden\b", message)
 
@@ -167,7 +167,7 @@ def test_it_follows_fused_optimizer_which_it_needs() -> None:
     assert SideBySide().why_not(after) is None
 
 
-def test_what_it_cannot_do_has_a_reason() -> None:
+def test_unsupported_steps_have_a_reason() -> None:
     assert "amsgrad" in str(SideBySide().why_not(recorded(amsgrad=True)))
     assert "only=9" in str(SideBySide(only="9").why_not(recorded()))
     model, batch, loss, _ = net(OPTIMIZERS["adamw"])
@@ -178,7 +178,7 @@ def test_what_it_cannot_do_has_a_reason() -> None:
         build_from({"model": model, "step": lambda: None}, [SideBySide()], 0, "net")
 
 
-def test_applied_to_what_a_user_built_it_trains_as_before() -> None:
+def test_applied_to_a_users_workload_it_trains_as_before() -> None:
     ours = build_from(net(OPTIMIZERS["momentum"]), [SideBySide()], 0, "net")
     theirs = build_from(net(OPTIMIZERS["momentum"]), [], 0, "net")
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Run by test_hfuse_triton.py in a process of its own, interpreted: fused programs and apart.
+"""Run by test_hfuse_triton.py in a separate process, interpreted: fused and separate programs.
 
 Kernels alone are those of the whole file, imported as it is: what is carried over of it is checked
 with what is fused.
@@ -113,7 +113,7 @@ def twice(x, n, axis: language.constexpr):
 def checked(fused: FusedPrograms) -> dict[str, Any]:
     with written(fused) as folder:
         for number, part in enumerate(fused.parts, 1):
-            # As it is, but run at once: autotune would have to choose first.
+            # Unchanged, but run directly: autotune would have to choose first.
             text = part.launch.path.read_text() + f"\n{part.alone} = {part.name}\n"
             text += f"while hasattr({part.alone}, 'configs') or hasattr({part.alone}, 'values'):\n"
             text += f"    {part.alone} = {part.alone}.fn\n"
@@ -155,9 +155,7 @@ def test_a_fused_kernel_can_be_fused_again(tmp_path: Path) -> None:
     assert outcome["compared"] > 12_000
 
 
-def test_kernels_of_files_whose_names_collide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_of_files_with_equal_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"helpers": HELPERS, "scale": SCALE, "a": FIRST, "b": SECOND}
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -188,13 +186,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_corrupted_kernel_is_found(fault: str) -> None:
+def test_a_corrupted_kernel_is_detected(fault: str) -> None:
     fused = fuse([programs("softmax"), programs("mean_pool")])
     broken = replace(fused, source=fused.source.replace(*FAULTS[fault]))
     assert broken.source != fused.source
     with written(broken) as folder:
         parts = [described(part) for part in broken.parts]
-        # In a fork, where it may leave its arrays and end with that.
+        # In a fork, which it may crash by leaving its arrays.
         child = os.fork()
         if child == 0:
             faulthandler.disable()

@@ -1,4 +1,4 @@
-"""Run by test_hfuse_triton.py in a process of its own, interpreted: every pair of kernels."""
+"""Run by test_hfuse_triton.py in a separate process, interpreted: every pair of kernels."""
 
 from __future__ import annotations
 
