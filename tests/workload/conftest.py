@@ -1,4 +1,4 @@
-"""Run a workload as a child would, in a fork of this process: torch is imported already."""
+"""Run workloads like a child process, in a fork of this one, where torch is imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back: a result, or an error's parts."""
+    """The outcome: a result, or the parts of an error."""
 
     result: Any
     error: dict[str, Any] | None
@@ -24,7 +24,7 @@ class Outcome:
 
     @property
     def what(self) -> str:
-        """What went wrong; fails where nothing did."""
+        """The error; fails if there was none."""
         assert self.error is not None, f"it worked: {self.result}"
         return str(self.error["what"])
 
@@ -34,7 +34,7 @@ Fork = Callable[[Callable[[], Any]], Outcome]
 
 @pytest.fixture
 def fork(tmp_path_factory: pytest.TempPathFactory) -> Fork:
-    """Call a function in a fork, which ends at once afterwards, and return its outcome."""
+    """Call a function in a fork, which ends right afterwards, and return its outcome."""
     import torch  # noqa: F401 - once, for all forks
 
     from slipstream.child import Channel
@@ -72,7 +72,7 @@ def _answer(function: Callable[[], Any], channel: Any, output: Path) -> NoReturn
     from slipstream.child import describe_error, worker
 
     try:
-        # Whoever forks after threads were used may not use them.
+        # A fork after threads were used must not use threads.
         torch.set_num_threads(1)
         log = os.open(output, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         for fd in (1, 2):

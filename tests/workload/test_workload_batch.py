@@ -1,4 +1,4 @@
-"""Batches of another size, in all the forms that batches have."""
+"""Batches of another size, in all forms of batches."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def tokens(rows: int = 4) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("target", [1, 2, 4, 7, 8])
-def test_samples_are_cut_off_or_come_over_again(target: int) -> None:
+def test_samples_are_cut_off_or_repeated(target: int) -> None:
     found = resized(tokens(), 4, target)
     assert [row[0].item() // 6 for row in found] == [i % 4 for i in range(target)]
 
 
-def test_every_kind_of_nesting_stays_what_it_is() -> None:
+def test_every_kind_of_nesting_is_preserved() -> None:
     mask = torch.ones(3, 3)
     batch: dict[str, Any] = {
         "a": [tokens(), (tokens().float(), 7)],
@@ -57,22 +57,22 @@ def test_every_kind_of_nesting_stays_what_it_is() -> None:
     assert batch["d"]["ids"].shape == (4, 6)
 
 
-def test_flattened_targets_go_with_their_tokens() -> None:
+def test_flattened_targets_follow_their_tokens() -> None:
     inputs, targets = resized((tokens(), tokens().reshape(-1)), 4, 6)
     torch.testing.assert_close(inputs.reshape(-1), targets)
 
 
-def test_flattened_pixels_go_with_their_images() -> None:
+def test_flattened_pixels_follow_their_images() -> None:
     images, pixels = torch.randn(4, 3, 5, 2), torch.zeros(4 * 5 * 2)
     assert resized((images, pixels), 4, 2)[1].shape == (2 * 5 * 2,)
 
 
-def test_a_multiple_that_is_no_flattened_tensor_is_kept() -> None:
+def test_a_multiple_that_is_not_a_flattened_tensor_is_kept() -> None:
     positions = torch.zeros(8)
     assert resized((tokens(), positions), 4, 2)[1] is positions
 
 
-def test_strides_are_those_of_a_batch_made_as_large() -> None:
+def test_strides_are_those_of_a_new_batch_of_that_size() -> None:
     padded = torch.randn(4, 7)[:, :-1]
     assert resized(padded, 4, 2).stride() == torch.randn(2, 7)[:, :-1].stride()
     time_first = torch.randn(5, 4, 3).transpose(0, 1)
@@ -83,7 +83,7 @@ def test_strides_are_those_of_a_batch_made_as_large() -> None:
     assert resized(pictures, 4, 2).is_contiguous(memory_format=torch.channels_last)
 
 
-def test_inputs_that_are_differentiated_stay_leaves() -> None:
+def test_differentiated_inputs_stay_leaves() -> None:
     found = resized(torch.randn(4, 2, requires_grad=True), 4, 2)
     assert found.requires_grad
     assert found.is_leaf
@@ -96,7 +96,7 @@ def built(samples: int = 0) -> BuiltWorkload:
     return build_from(result, (), 0, "test")
 
 
-def test_a_resized_workload_runs_on_as_many_samples() -> None:
+def test_a_resized_workload_runs_on_that_many_samples() -> None:
     workload = built()
     workload.resize(6)
     assert workload.samples == workload.rows == 6
@@ -104,7 +104,7 @@ def test_a_resized_workload_runs_on_as_many_samples() -> None:
     assert workload.step().shape == ()
 
 
-def test_inputs_that_are_their_own_targets_stay_so() -> None:
+def test_inputs_that_are_also_targets_stay_so() -> None:
     images = torch.randn(4, 6)
     first, two = resized((images, images), 4, 6)
     assert first is two
@@ -112,7 +112,7 @@ def test_inputs_that_are_their_own_targets_stay_so() -> None:
     assert first.data_ptr() != two.data_ptr()
 
 
-def test_several_samples_a_row_stay_several() -> None:
+def test_several_samples_per_row_stay_several() -> None:
     workload = built(samples=16)
     workload.resize(8)
     assert (workload.samples, workload.rows) == (8, 2)
@@ -120,7 +120,7 @@ def test_several_samples_a_row_stay_several() -> None:
         workload.resize(9)
 
 
-def test_a_step_of_the_users_own_hides_its_batch() -> None:
+def test_a_user_defined_step_hides_its_batch() -> None:
     workload = build_from({"step": lambda: None, "batch": tokens()}, (), 0, "test")
     with pytest.raises(WorkloadError, match="hides its batch"):
         workload.resize(8)

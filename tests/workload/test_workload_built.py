@@ -1,4 +1,4 @@
-"""What a user's function may return, and what one step of it is."""
+"""The possible results of a user's function, and one step of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build(result: Any, *techniques: Any) -> BuiltWorkload:
 
 
 class Labelled(nn.Module):
-    """As Hugging Face models: named inputs, an output that has the loss."""
+    """Like Hugging Face models: named inputs, and an output that contains the loss."""
 
     def __init__(self, wrap: Any) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Labelled(nn.Module):
 
 
 class Lightning(nn.Module):
-    """As Lightning modules: they know their loss and optimizer."""
+    """Like Lightning modules, which provide their loss and optimizer."""
 
     def __init__(self, wrap: Any = lambda loss: loss, configured: Any = None) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_a_training_workload_steps_its_parameters(kind: Any) -> None:
     assert built.training
 
 
-def test_a_step_does_what_the_textbook_does() -> None:
+def test_a_step_equals_the_textbook_loop() -> None:
     own, theirs = linear(), linear()
     built = build((own, pair(), nn.functional.mse_loss, sgd(own)))
     optimizer = sgd(theirs)
@@ -104,14 +104,14 @@ def test_a_loss_without_an_optimizer_is_evaluated() -> None:
     assert torch.equal(loss, nn.functional.mse_loss(model(inputs), targets).detach())
 
 
-def test_a_function_is_the_step_itself() -> None:
+def test_a_function_is_used_as_the_step() -> None:
     built = build(lambda: 7)
     assert built.step() == 7
     assert built.model is None
 
 
 @pytest.mark.parametrize("as_dictionary", [True, False])
-def test_a_step_that_is_given_is_not_replaced(as_dictionary: bool) -> None:
+def test_an_explicit_step_is_not_replaced(as_dictionary: bool) -> None:
     fields: dict[str, Any] = {"model": linear(), "batch": pair()[0], "step": lambda: "mine"}
     assert build(fields if as_dictionary else BuiltWorkload(**fields)).step() == "mine"
 
@@ -120,7 +120,7 @@ def test_a_step_that_is_given_is_not_replaced(as_dictionary: bool) -> None:
     "wrap",
     [lambda loss: loss, lambda loss: SimpleNamespace(loss=loss), lambda loss: {"loss": loss}],
 )
-def test_a_model_may_return_its_loss_bare_or_inside_its_output(wrap: Any) -> None:
+def test_a_model_may_return_its_loss_alone_or_inside_its_output(wrap: Any) -> None:
     inputs, labels = pair()
     model = Labelled(wrap)
     built = build((model, {"x": inputs, "labels": labels}, None, sgd(model)))
@@ -138,7 +138,7 @@ def test_a_model_may_return_its_loss_bare_or_inside_its_output(wrap: Any) -> Non
         lambda optimizer: [{"optimizer": optimizer}],
     ],
 )
-def test_a_lightning_module_brings_its_optimizer(configured: Any) -> None:
+def test_a_lightning_module_provides_its_optimizer(configured: Any) -> None:
     model = Lightning(configured=configured)
     built = build((model, pair()))
     assert built.training
@@ -163,11 +163,11 @@ def test_a_lightning_module_whose_optimizer_is_none_is_not_trained() -> None:
         ("text", 0),
     ],
 )
-def test_samples_are_counted_from_the_first_dimension(batch: Any, samples: int) -> None:
+def test_samples_are_counted_along_the_first_dimension(batch: Any, samples: int) -> None:
     assert build({"model": linear(), "batch": batch, "step": lambda: None}).samples == samples
 
 
-def test_samples_that_are_given_are_believed() -> None:
+def test_an_explicit_number_of_samples_is_used() -> None:
     assert build({"model": linear(), "batch": torch.zeros(6, 3), "samples": 2}).samples == 2
 
 
@@ -188,7 +188,7 @@ def test_samples_that_are_given_are_believed() -> None:
         ((linear(), pair(), pair()[0], sgd(linear())), "another order"),
     ],
 )
-def test_anything_else_is_refused_with_what_was_returned_and_what_to_return(
+def test_other_results_are_refused_with_the_result_and_what_to_return(
     result: Any, message: str
 ) -> None:
     with pytest.raises(WorkloadError) as caught:
@@ -199,14 +199,14 @@ def test_anything_else_is_refused_with_what_was_returned_and_what_to_return(
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_a_loss_that_is_no_scalar_is_refused(outputs: int) -> None:
+def test_a_nonscalar_loss_is_refused(outputs: int) -> None:
     model = nn.Linear(3, outputs)
     with pytest.raises(WorkloadError, match=rf"\bscalar\b.*\(5, {outputs}\)"):
         build((model, pair()[0], None, sgd(model))).step()
 
 
 class Whole(nn.Module):
-    """Takes inputs and targets, and gives an output that holds the loss."""
+    """Takes inputs and targets, and returns an output that contains the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class Whole(nn.Module):
         return SimpleNamespace(loss=nn.functional.mse_loss(self.inner(x), labels))
 
 
-def test_a_loss_of_one_argument_is_given_the_output() -> None:
+def test_a_loss_of_one_argument_gets_the_output() -> None:
     model = Whole()
     inputs, targets = pair()
     expected = model(inputs, targets).loss.item()
@@ -235,7 +235,7 @@ def test_a_loss_of_one_argument_over_a_model_of_one() -> None:
     assert float(built.step()) == pytest.approx(expected)
 
 
-def test_a_training_step_may_leave_out_the_number_of_the_batch() -> None:
+def test_a_training_step_may_omit_the_batch_index() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -253,7 +253,7 @@ def test_a_training_step_may_leave_out_the_number_of_the_batch() -> None:
 
 
 class Wrapper:
-    """Not a module, but it holds one."""
+    """Not a module, but contains one."""
 
     def __init__(self) -> None:
         self.network = linear()
@@ -279,7 +279,7 @@ class Wrapper:
         ((character for character in "abc"), "returned a generator", "yield"),
     ],
 )
-def test_near_misses_are_told_what_to_write(result: Any, message: str, remedy: str) -> None:
+def test_near_misses_explain_what_to_write(result: Any, message: str, remedy: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         build(result)
     assert message in caught.value.what
@@ -289,7 +289,7 @@ def test_near_misses_are_told_what_to_write(result: Any, message: str, remedy: s
 
 @dataclass(frozen=True)
 class Noting(TechniqueSettings):
-    """A technique that writes down when it was applied."""
+    """A technique that records when it was applied."""
 
     name: str  # type: ignore[misc]
     notes: ClassVar[list[str]] = []
@@ -302,7 +302,7 @@ class Late(Noting):
     traits: ClassVar[Traits] = Traits(stage=5)
 
 
-def test_techniques_are_applied_in_the_order_of_their_stages() -> None:
+def test_techniques_are_applied_in_order_of_their_stages() -> None:
     Noting.notes.clear()
     build((linear(), pair()[0]), Late("late"), Noting("early"))
     assert Noting.notes == ["early", "late"]
@@ -313,5 +313,5 @@ class OtherBatch(Noting):
         built.batch = torch.zeros(2, 3)
 
 
-def test_a_technique_may_replace_what_the_step_is_fed() -> None:
+def test_a_technique_may_replace_the_input_of_the_step() -> None:
     assert build((linear(), torch.zeros(9, 3)), OtherBatch("two")).step().shape == (2, 1)

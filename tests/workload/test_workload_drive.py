@@ -1,4 +1,4 @@
-"""A user's function is imported as its author expects, and its steps answer a program."""
+"""A user's function is imported as its author expects, and its steps report to a program."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def make(width=4, batch_size=2):
 
 
 def losses(built: BuiltWorkload) -> Generator[None, Any, list[float]]:
-    """Three steps, and what each returned."""
+    """Return the results of three steps."""
     first, second, third = (yield), (yield), (yield)
     return [float(first), float(second), float(third)]
 
 
 def glance(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
-    """What was built, without a step."""
+    """Return the built workload, without a step."""
     weights = sum(p.numel() for p in built.model.parameters()) if built.model else 0
     return {"samples": built.samples, "weights": weights, "name": built.name}
     yield
 
 
-def test_the_program_gets_what_each_step_returns(drive_forked: Run) -> None:
+def test_the_program_gets_the_result_of_each_step(drive_forked: Run) -> None:
     found = drive_forked(_MAKE, losses, function="make").result
     assert len(found) == 3
     assert found[2] < found[0]
 
 
-def test_the_same_seed_makes_the_same_workload(drive_forked: Run) -> None:
+def test_equal_seeds_give_equal_workloads(drive_forked: Run) -> None:
     first = drive_forked(_MAKE, losses, function="make").result
     assert drive_forked(_MAKE, losses, function="make").result == first
 
@@ -54,7 +54,7 @@ def test_arguments_reach_the_function(drive_forked: Run) -> None:
     assert found["name"] == "train.py:make(batch_size=7, width=5)"
 
 
-def test_an_unknown_argument_brings_the_nearest(drive_forked: Run) -> None:
+def test_an_unknown_argument_suggests_the_nearest(drive_forked: Run) -> None:
     outcome = drive_forked(_MAKE, glance, function="make", arguments={"batchsize": 7})
     assert outcome.error["kind"] == "UnknownNameError"
     assert outcome.error["remedy"] == "did you mean batch_size?"
@@ -67,14 +67,14 @@ def test_a_missing_argument_is_named(drive_forked: Run) -> None:
     assert "--set a=VALUE" in outcome.error["remedy"]
 
 
-def test_modules_beside_the_file_are_found(drive_forked: Run, tmp_path: Path) -> None:
+def test_modules_next_to_the_file_are_found(drive_forked: Run, tmp_path: Path) -> None:
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "our_parts.py").write_text(_MAKE)
     outcome = drive_forked("from our_parts import make", losses, function="make")
     assert len(outcome.result) == 3
 
 
-def test_no_compiled_files_are_left_beside_them(drive_forked: Run, tmp_path: Path) -> None:
+def test_no_compiled_files_are_left_next_to_them(drive_forked: Run, tmp_path: Path) -> None:
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "our_parts.py").write_text(_MAKE)
     drive_forked("from our_parts import make", losses, function="make")
@@ -82,7 +82,7 @@ def test_no_compiled_files_are_left_beside_them(drive_forked: Run, tmp_path: Pat
     assert names == {"train.py", "our_parts.py"}
 
 
-def test_a_file_may_be_named_like_a_module_that_is_in_use(drive_forked: Run) -> None:
+def test_a_file_may_have_the_name_of_an_imported_module(drive_forked: Run) -> None:
     text = _MAKE + "\nimport random as theirs\ntheirs.random()\n"
     assert len(drive_forked(text, losses, function="make", name="random.py").result) == 3
 

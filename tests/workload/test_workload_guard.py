@@ -1,4 +1,4 @@
-"""What the user's code writes, removes or renames is as it was, however the code ended."""
+"""Files that user code writes, removes or renames are restored, however the code ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Entries = dict[str, object]
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder, and the current one."""
+    """A user's folder, which is also the current one."""
     folder = tmp_path / "project"
     (folder / "results" / "run1").mkdir(parents=True)
     (folder / "results" / "run1" / "log.csv").write_text("1,2\n")
@@ -41,7 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def snapshot(folder: Path) -> Entries:
-    """Every path, with its bytes, its mode and its time."""
+    """Return every path, with its bytes, its mode and its time."""
     found: Entries = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -126,7 +126,7 @@ CODE = {
 
 
 @pytest.mark.parametrize("code", CODE.values(), ids=CODE.keys())
-def test_everything_is_as_before(fork: Fork, project: Path, code: str) -> None:
+def test_everything_is_restored(fork: Fork, project: Path, code: str) -> None:
     before = snapshot(project)
     with file_backups() as keep_in:
         outcome = code_runs(fork, project, code, keep_in)
@@ -135,7 +135,7 @@ def test_everything_is_as_before(fork: Fork, project: Path, code: str) -> None:
     assert not keep_in.exists()
 
 
-def test_a_database_that_was_there_is_as_before(fork: Fork, project: Path) -> None:
+def test_an_existing_database_is_restored(fork: Fork, project: Path) -> None:
     import sqlite3
 
     with sqlite3.connect("runs.db") as connection:
@@ -152,7 +152,7 @@ def test_a_database_that_was_there_is_as_before(fork: Fork, project: Path) -> No
     assert snapshot(project) == before
 
 
-def test_a_project_that_is_reached_through_a_link_is_guarded_too(
+def test_a_project_reached_through_a_link_is_guarded_too(
     fork: Fork, project: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "link").symlink_to(project)
@@ -163,7 +163,7 @@ def test_a_project_that_is_reached_through_a_link_is_guarded_too(
     assert snapshot(project) == before
 
 
-def test_a_file_that_did_not_change_is_not_written_again(fork: Fork, project: Path) -> None:
+def test_an_unchanged_file_is_not_rewritten(fork: Fork, project: Path) -> None:
     os.link(project / "checkpoint.pt", project / "second name")
     inode = (project / "checkpoint.pt").stat().st_ino
     with file_backups() as keep_in:
@@ -171,7 +171,7 @@ def test_a_file_that_did_not_change_is_not_written_again(fork: Fork, project: Pa
     assert (project / "checkpoint.pt").stat().st_ino == inode
 
 
-def test_other_names_of_a_file_are_restored_with_it(fork: Fork, project: Path) -> None:
+def test_hard_links_of_a_file_are_restored_with_it(fork: Fork, project: Path) -> None:
     os.link(project / "checkpoint.pt", project / "second name")
     with file_backups() as keep_in:
         code_runs(fork, project, "open('checkpoint.pt', 'w')", keep_in)
@@ -190,7 +190,9 @@ def test_caches_in_the_home_folder_are_left_alone(
     assert (home / ".cache" / "downloaded").read_text() == "much"
 
 
-def test_who_comes_first_to_a_path_decides_what_was_there(project: Path, tmp_path: Path) -> None:
+def test_the_first_guard_of_a_path_decides_its_restored_state(
+    project: Path, tmp_path: Path
+) -> None:
     path = project / "checkpoint.pt"
     before = snapshot(project)
     for number in range(3):
@@ -200,7 +202,7 @@ def test_who_comes_first_to_a_path_decides_what_was_there(project: Path, tmp_pat
     assert snapshot(project) == before
 
 
-def test_new_folders_can_be_left_for_those_who_still_write_there(
+def test_new_folders_can_be_left_for_running_writers(
     fork: Fork, project: Path, tmp_path: Path
 ) -> None:
     code = "import os; os.mkdir('new'); open('new/a', 'w'); open('checkpoint.pt', 'w')"
@@ -212,7 +214,7 @@ def test_new_folders_can_be_left_for_those_who_still_write_there(
     assert snapshot(project) == before
 
 
-def test_what_cannot_be_set_aside_is_not_overwritten(
+def test_a_file_that_cannot_be_backed_up_is_not_overwritten(
     fork: Fork, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = type(shutil.disk_usage("/"))(10, 10, 0)
@@ -225,7 +227,7 @@ def test_what_cannot_be_set_aside_is_not_overwritten(
     assert snapshot(project) == before
 
 
-def test_what_cannot_be_put_back_is_named_and_its_copy_stays(
+def test_a_file_that_cannot_be_restored_is_named_and_its_backup_stays(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(source: object, target: object) -> NoReturn:
@@ -284,7 +286,7 @@ def _becomes_true(condition: Callable[[], bool]) -> bool:
 
 
 def _ended(pid: int) -> bool:
-    """Also of one whose parent is gone and whom nobody has buried yet."""
+    """Whether the process has ended, even as an orphaned zombie."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -315,7 +317,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)"])
-def test_files_go_back_even_when_our_own_process_is_killed(project: Path, end: str) -> None:
+def test_files_are_restored_even_if_our_process_is_killed(project: Path, end: str) -> None:
     before = snapshot(project)
     keep_in, writer = _run_owner(end)
     assert _becomes_true(lambda: not keep_in.exists())
@@ -323,9 +325,7 @@ def test_files_go_back_even_when_our_own_process_is_killed(project: Path, end: s
     assert _becomes_true(lambda: _ended(writer))
 
 
-def test_the_next_start_restores_what_no_process_was_left_to(
-    project: Path, temporary: Path
-) -> None:
+def test_the_next_start_restores_files_of_killed_processes(project: Path, temporary: Path) -> None:
     before = snapshot(project)
     _run_owner(_ALL_KILLED)
     assert snapshot(project) != before
@@ -334,7 +334,7 @@ def test_the_next_start_restores_what_no_process_was_left_to(
     assert list(temporary.iterdir()) == []
 
 
-def test_what_changed_after_the_kill_stays_and_its_backup_is_named(
+def test_changes_after_the_kill_stay_and_the_backup_is_named(
     project: Path, temporary: Path
 ) -> None:
     keep_in, _ = _run_owner(_ALL_KILLED)
@@ -350,7 +350,7 @@ def test_what_changed_after_the_kill_stays_and_its_backup_is_named(
     backup.restore_leftovers()
 
 
-def test_damaged_backups_are_set_aside_once(project: Path, temporary: Path) -> None:
+def test_damaged_backups_are_moved_aside_once(project: Path, temporary: Path) -> None:
     (folder := temporary / "slipstream-backup-1-ab").mkdir()
     (folder / "cd.json").touch()
     with pytest.warns(SlipstreamWarning, match="are damaged"):
@@ -358,7 +358,7 @@ def test_damaged_backups_are_set_aside_once(project: Path, temporary: Path) -> N
     backup.restore_leftovers()
 
 
-def test_backups_that_are_in_use_stay(project: Path, temporary: Path) -> None:
+def test_backups_in_use_stay(project: Path, temporary: Path) -> None:
     before = snapshot(project)
     with file_backups() as keep_in:
         back_up(keep_in, str(project / "checkpoint.pt"))
@@ -368,7 +368,7 @@ def test_backups_that_are_in_use_stay(project: Path, temporary: Path) -> None:
     assert snapshot(project) == before
 
 
-def test_a_ctrl_c_as_soon_as_the_folder_is_there_leaves_none(
+def test_a_ctrl_c_right_after_creating_the_folder_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))

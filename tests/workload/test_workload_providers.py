@@ -1,4 +1,4 @@
-"""Files of three providers run unchanged; a provider that is none is told with its line."""
+"""Files of three providers run unchanged; an invalid provider is reported with its line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.workload import BuiltWorkload, Workload
 
 Run = Callable[..., Any]
 
-# As in the tutorials of both profilers, but for the model's size.
+# As in the tutorials of both profilers, except for the size of the model.
 SKYLINE = """\
 import torch
 
@@ -41,7 +41,7 @@ def skyline_iteration_provider(model):
 
 
 def look(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
-    """What was built, and whether steps train."""
+    """Return the built workload's parts, and whether steps train."""
     before = [p.detach().clone() for p in built.model.parameters()]
     yield
     yield
@@ -67,14 +67,14 @@ def test_a_file_of_providers_runs_unchanged(drive_forked: Run, family: str) -> N
     }  # fmt: skip
 
 
-def test_the_batch_size_goes_to_the_input_provider(drive_forked: Run) -> None:
+def test_the_batch_size_is_passed_to_the_input_provider(drive_forked: Run) -> None:
     outcome = drive_forked(
         SKYLINE, look, function="skyline_model_provider", arguments={"batch_size": 7}
     )
     assert outcome.result["samples"] == 14
 
 
-def test_naming_the_file_is_enough(tmp_path: Path) -> None:
+def test_the_file_name_alone_is_enough(tmp_path: Path) -> None:
     path = tmp_path / "entry.py"
     path.write_text(SKYLINE)
     assert Workload.parse(path, batch_size=3) == Workload(
@@ -99,7 +99,7 @@ def test_naming_the_file_is_enough(tmp_path: Path) -> None:
         ("skyline_iteration", "iteration", None, "skyline_iteration_provider"),
     ],
 )
-def test_a_provider_that_is_none_is_told(
+def test_an_invalid_provider_is_reported(
     drive_forked: Run, old: str, new: str, line: int | None, says: str
 ) -> None:
     assert old in SKYLINE
@@ -109,12 +109,12 @@ def test_a_provider_that_is_none_is_told(
     assert outcome.error["remedy"]
 
 
-def test_another_argument_is_not_known(drive_forked: Run) -> None:
+def test_other_arguments_are_unknown(drive_forked: Run) -> None:
     outcome = drive_forked(SKYLINE, look, function="skyline_model_provider", arguments={"batch": 7})
     assert "batch_size" in outcome.error["remedy"]
 
 
-def test_inputs_with_their_samples_elsewhere_are_left_alone(drive_forked: Run) -> None:
+def test_inputs_with_samples_in_another_dimension_are_left_alone(drive_forked: Run) -> None:
     source = SKYLINE.replace(
         "return torch.randn(batch_size, 6),", "return torch.randn(4, batch_size, 6)[0],"
     ).replace("torch.randn(4, batch_size, 6)[0]", "torch.randn(9, batch_size, 6)")

@@ -23,13 +23,13 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("train")
-def test_a_function_is_named_by_file_and_name() -> None:
+def test_a_function_is_given_by_file_and_name() -> None:
     workload = Workload.parse("train.py:make_workload", n=3)
     assert (workload.path, workload.function) == (Path("train.py"), "make_workload")
     assert workload.name == "train.py:make_workload(n=3)"
 
 
-def test_live_objects_may_say_how_many_samples_they_are() -> None:
+def test_live_objects_may_set_their_number_of_samples() -> None:
     model, batch = torch.nn.Linear(2, 2), torch.randn(6, 2)
     assert Workload.of(model, batch).build().samples == 6
     assert Workload.of(model, batch, samples=3).build().samples == 3
@@ -38,14 +38,14 @@ def test_live_objects_may_say_how_many_samples_they_are() -> None:
 
 
 @pytest.mark.usefixtures("train")
-def test_a_plain_script_has_arguments_of_its_own() -> None:
+def test_a_plain_script_has_its_own_arguments() -> None:
     workload = Workload.parse("train.py", "--epochs", "1")
     assert workload.function is None
     assert workload.script_arguments == ("--epochs", "1")
 
 
 @pytest.mark.usefixtures("train")
-def test_keyword_arguments_of_a_plain_script_are_refused_with_both_ways_out() -> None:
+def test_keyword_arguments_of_a_plain_script_are_refused_with_two_remedies() -> None:
     with pytest.raises(InvalidArgumentError, match="plain script") as caught:
         Workload.parse("train.py", n=3)
     assert "--" in str(caught.value.remedy)
@@ -61,7 +61,7 @@ def test_keyword_arguments_of_a_plain_script_are_refused_with_both_ways_out() ->
         ("train.make_workload", "train.py:make_workload"),
     ],
 )
-def test_what_was_nearly_a_workload_is_guessed(written: str, meant: str) -> None:
+def test_near_misses_get_a_suggestion(written: str, meant: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         Workload.parse(written)
     assert caught.value.remedy == f"did you mean {meant}?"
@@ -76,7 +76,7 @@ def test_what_was_nearly_a_workload_is_guessed(written: str, meant: str) -> None
         ("nowhere/xyz.gph", None),
     ],
 )
-def test_a_slip_of_the_pen_brings_the_nearest_file(written: str, meant: str | None) -> None:
+def test_a_misspelt_file_suggests_the_nearest(written: str, meant: str | None) -> None:
     Path("run.slipgraph").touch()
     with pytest.raises(InvalidArgumentError) as caught:
         Workload.parse(written)
@@ -86,19 +86,19 @@ def test_a_slip_of_the_pen_brings_the_nearest_file(written: str, meant: str | No
 
 
 @pytest.mark.usefixtures("train")
-def test_a_missing_file_brings_the_nearest_name() -> None:
+def test_a_missing_file_suggests_the_nearest() -> None:
     with pytest.raises(WorkloadError, match=r"\bno file 'trian\.py'") as caught:
         Workload.parse("trian.py")
     assert caught.value.remedy == "did you mean train.py?"
 
 
-def test_a_missing_folder_is_said_to_be_missing() -> None:
+def test_a_missing_folder_is_reported() -> None:
     with pytest.raises(WorkloadError) as caught:
         Workload.parse("no/such/folder/train.py")
     assert "'no/such/folder' does not exist" in str(caught.value.remedy)
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(WorkloadError, match="cannot be read"):
         Workload.parse(str(tmp_path / "folder.py"))
@@ -122,7 +122,7 @@ def test_a_file_that_is_not_text_does_not_parse(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("train")
-def test_an_unknown_function_brings_the_nearest_one() -> None:
+def test_an_unknown_function_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError) as caught:
         Workload.parse("train.py:make_wrokload")
     assert caught.value.remedy == "did you mean make_workload?"
@@ -145,26 +145,26 @@ def test_an_unknown_function_brings_the_nearest_one() -> None:
         "from os.path import *",
     ],
 )
-def test_whatever_gives_the_module_a_name_is_found(tmp_path: Path, text: str) -> None:
+def test_any_binding_of_a_module_name_is_found(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.py").write_text(text + "\n")
     assert Workload.parse(f"{tmp_path / 'm.py'}:f").function == "f"
 
 
 @pytest.mark.parametrize("text", ["def g():\n    def f(): ...", "class A:\n    def f(self): ..."])
-def test_names_inside_functions_and_classes_are_not_the_modules(tmp_path: Path, text: str) -> None:
+def test_names_inside_functions_and_classes_are_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.py").write_text(text + "\n")
     with pytest.raises(UnknownNameError):
         Workload.parse(f"{tmp_path / 'm.py'}:f")
 
 
 @pytest.mark.usefixtures("train")
-def test_arguments_that_cannot_cross_processes_are_refused_at_once() -> None:
+def test_arguments_that_cannot_be_pickled_are_refused_immediately() -> None:
     with pytest.raises(InvalidArgumentError, match="JSON"):
         Workload.parse("train.py:make_workload", n=object())
 
 
 @pytest.mark.usefixtures("train")
-def test_a_technique_makes_another_workload_and_leaves_this_one() -> None:
+def test_a_technique_gives_a_new_workload_and_preserves_this_one() -> None:
     plain = Workload.parse("train.py:make_workload")
     with_amp = plain.with_technique(*technique.parse("amp:bf16"))
     assert plain.techniques == ()
@@ -173,7 +173,7 @@ def test_a_technique_makes_another_workload_and_leaves_this_one() -> None:
 
 
 @pytest.mark.usefixtures("train")
-def test_what_crosses_processes_makes_the_same_workload() -> None:
+def test_a_pickled_workload_is_equal() -> None:
     sent = Workload.parse("train.py:make_workload", n=3).with_technique(*technique.parse("amp"))
     received = workload_of(sent.to_json())
     assert received.path == sent.path.resolve()
@@ -212,12 +212,12 @@ def test_live_objects_that_cannot_be_copied_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("train")
-def test_a_files_workload_is_not_built_here() -> None:
+def test_a_workload_of_a_file_is_not_built_here() -> None:
     with pytest.raises(WorkloadError, match="child process"):
         Workload.parse("train.py:make_workload").build()
 
 
-def test_functions_that_may_be_workloads_are_found(tmp_path: Path) -> None:
+def test_possible_workload_functions_are_found(tmp_path: Path) -> None:
     path = tmp_path / "many.py"
     path.write_text(
         "def pair(n=1):\n    return model, batch\n"

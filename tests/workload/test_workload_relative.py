@@ -1,4 +1,4 @@
-"""A file of a package that imports its neighbours is refused with the line that would work."""
+"""A package file with relative imports is refused with the command that would work."""
 
 from __future__ import annotations
 

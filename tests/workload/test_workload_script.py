@@ -1,4 +1,4 @@
-"""A plain script runs unchanged; its optimizer steps become the steps of a program."""
+"""A plain script runs unchanged; its optimizer steps become steps of a program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOOP = script(f"train(model, optimizer, {_ENOUGH})\n")
 
 
 def look(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
-    """Three steps, their losses, and what was found out."""
+    """Return three steps: their losses, and the detected facts."""
     losses = []
     for _ in range(3):
         loss = yield
@@ -74,7 +74,7 @@ def test_the_program_gets_the_loss_of_each_step(drive_forked: Run) -> None:
     assert len(set(losses)) == 3
 
 
-# The rate is 0, so that every batch has a loss of its own, whatever came before it.
+# The rate is 0, so that every batch has a separate loss, independent of earlier ones.
 _FOUR_LOSSES = """
 import torch
 model = torch.nn.Linear(1, 1, bias=False)
@@ -89,18 +89,18 @@ for step in range(400):
 """
 
 
-def test_an_edited_script_runs_in_place_of_the_file(drive_forked: Run, tmp_path: Path) -> None:
+def test_an_edited_script_runs_instead_of_the_file(drive_forked: Run, tmp_path: Path) -> None:
     plain = drive_forked(_FOUR_LOSSES, look).result
     assert len(set(plain["losses"])) == 3
     assert set(plain["losses"]) < {0.0, 1.0, 2.0, 3.0}
     found = drive_forked(_FOUR_LOSSES, look, techniques=(Accumulation(2),)).result
-    # A step is two batches, and its loss is the mean of theirs.
+    # A step is two batches, and its loss is the mean of both.
     assert set(found["losses"]) == {0.5, 2.5}
     assert (plain["samples"], found["samples"]) == (5, 10)
     assert (tmp_path / "user" / "train.py").read_text() == _FOUR_LOSSES
 
 
-def test_an_error_in_an_edited_script_is_where_it_ran(drive_forked: Run) -> None:
+def test_an_error_in_an_edited_script_has_the_edited_line(drive_forked: Run) -> None:
     text = _FOUR_LOSSES + "    assert step < 9, 'enough'\n"
     found = drive_forked(text, look_long, techniques=(Accumulation(2),))
     assert "enough" in found.what
@@ -171,13 +171,13 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS.keys())
-def test_scripts_as_people_write_them(drive_forked: Run, text: str) -> None:
+def test_scripts_of_common_forms_run(drive_forked: Run, text: str) -> None:
     outcome = drive_forked(text, look)
     assert outcome.error is None, outcome.error
     assert outcome.result["weights"] == _WEIGHTS
 
 
-def test_samples_are_the_models_and_not_those_of_a_loss_module(drive_forked: Run) -> None:
+def test_samples_are_those_of_the_model_and_not_of_a_loss_module(drive_forked: Run) -> None:
     text = script(
         "criterion = nn.CrossEntropyLoss()\n"
         "model = nn.Linear(3, 7); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -190,7 +190,7 @@ def test_samples_are_the_models_and_not_those_of_a_loss_module(drive_forked: Run
     assert (found["samples"], found["model"]) == (4, "Linear")
 
 
-def test_samples_of_a_model_that_is_called_with_names_only(drive_forked: Run) -> None:
+def test_samples_of_a_model_called_with_keywords_are_counted(drive_forked: Run) -> None:
     text = script(
         "class Labelled(nn.Module):\n"
         "    def __init__(self): super().__init__(); self.inner = model\n"
@@ -206,7 +206,9 @@ def test_samples_of_a_model_that_is_called_with_names_only(drive_forked: Run) ->
     assert (found["samples"], found["model"]) == (6, "Labelled")
 
 
-def test_a_script_sees_its_own_arguments_and_neighbours(drive_forked: Run, tmp_path: Path) -> None:
+def test_a_script_has_its_own_arguments_and_neighbouring_modules(
+    drive_forked: Run, tmp_path: Path
+) -> None:
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "our_parts.py").write_text(_PARTS)
     text = (
@@ -218,9 +220,7 @@ def test_a_script_sees_its_own_arguments_and_neighbours(drive_forked: Run, tmp_p
     assert outcome.result["weights"] == _WEIGHTS
 
 
-def test_nothing_of_the_script_runs_once_the_program_is_done(
-    drive_forked: Run, tmp_path: Path
-) -> None:
+def test_nothing_of_the_script_runs_after_the_program(drive_forked: Run, tmp_path: Path) -> None:
     late = tmp_path / "late"
     text = script(
         f"import atexit, pathlib\nlate = pathlib.Path({str(late)!r})\n"
@@ -268,7 +268,7 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
         ),
     ],
 )
-def test_a_script_without_enough_steps_is_told_what_to_do(
+def test_a_script_without_enough_steps_is_reported_with_a_remedy(
     drive_forked: Run, text: str, message: str, remedy: str
 ) -> None:
     outcome = drive_forked(script(text), look)
@@ -299,7 +299,7 @@ def test_calls_of_the_model_are_the_steps_of_inference(drive_forked: Run, text: 
     assert drive_forked(text, calls).result[:2] == [False, 5]
 
 
-def test_a_short_script_runs_again_and_interrupts_the_step_in_between(drive_forked: Run) -> None:
+def test_a_short_script_is_repeated_and_interrupts_the_step_in_between(drive_forked: Run) -> None:
     def count(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
         whole = interrupted = 0
         while whole < 20:
@@ -311,12 +311,12 @@ def test_a_short_script_runs_again_and_interrupts_the_step_in_between(drive_fork
         return {"interrupted": interrupted}
 
     text = script("train(model, optimizer, 10)")
-    # Three of ten steps are over when the program begins.
+    # Three of ten steps have run when the program begins.
     assert drive_forked(text, count, repeats=True).result == {"interrupted": 2}
     assert " 10 optimizer steps" in drive_forked(text, count).what
 
 
-def test_the_program_may_call_the_model_itself(drive_forked: Run) -> None:
+def test_the_program_may_call_the_model(drive_forked: Run) -> None:
     def call(built: BuiltWorkload) -> Generator[None, Any, int]:
         yield
         return len(built.step())
@@ -389,7 +389,7 @@ for _ in range(20):
     assert outcome.result == [True, True]
 
 
-def test_a_model_that_is_called_before_the_training_does_not_mark_steps(drive_forked: Run) -> None:
+def test_a_model_called_before_training_does_not_count_as_a_step(drive_forked: Run) -> None:
     text = script(INFERENCE + f"train(model, optimizer, {_ENOUGH})\n")
     assert drive_forked(text, look).result["optimizer"] == "SGD"
 
@@ -400,7 +400,7 @@ def test_an_error_of_the_script_names_its_line(drive_forked: Run) -> None:
     assert outcome.error["where"].endswith("train.py:2")
 
 
-def test_our_errors_are_not_caught_by_the_scripts_handlers(drive_forked: Run) -> None:
+def test_our_errors_are_not_caught_by_handlers_of_the_script(drive_forked: Run) -> None:
     def failing(built: BuiltWorkload) -> Generator[None, Any, None]:
         yield
         raise RuntimeError("the program failed")
@@ -413,7 +413,7 @@ def test_our_errors_are_not_caught_by_the_scripts_handlers(drive_forked: Run) ->
     assert outcome.exit_code == 1
 
 
-def test_a_technique_is_applied_to_the_model_that_was_found(drive_forked: Run) -> None:
+def test_a_technique_is_applied_to_the_model_of_the_script(drive_forked: Run) -> None:
     class Frozen(TechniqueSettings):
         name: ClassVar[str] = "frozen"
 
