@@ -1,6 +1,6 @@
-"""The door to compiled code: loader, instruction sets, and the event engine.
+"""Loader of compiled code, instruction sets, and the event engine.
 
-Everything here works without the compiled library too, with the same results, only slower.
+Without the compiled library everything here returns the same results, only more slowly.
 """
 
 from slipstream.native._heap import changes_in_turn, heap_growth

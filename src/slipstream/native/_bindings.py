@@ -1,4 +1,4 @@
-"""ctypes over ``native/include/slipstream/engine.h``; nothing here decides anything."""
+"""ctypes bindings of ``native/include/slipstream/engine.h``."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ ENGINE = Family("engine", {
 
 
 class _Arguments(ctypes.Structure):
-    """A structure of engine.h: its size first, then its fields; an array is given as its address.
+    """A structure of engine.h: its size, then its fields; an array is passed as its address.
 
-    Where no array is given, its address is null.
+    The address of a missing array is null.
     """
 
     _fields_: ClassVar[Any] = (("struct_bytes", _u64),)
 
-    def __init__(self, **given: Any) -> None:
-        for name, value in given.items():
+    def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
             if isinstance(value, np.ndarray):
-                given[name] = value.ctypes.data
-        super().__init__(ctypes.sizeof(self), **given)
+                values[name] = value.ctypes.data
+        super().__init__(ctypes.sizeof(self), **values)
 
 
 def _of(kind: Any, names: str) -> list[tuple[str, Any]]:
-    """Fields of one type."""
+    """Return fields of one type."""
     return [(name, kind) for name in names.split()]
 
 
@@ -88,7 +88,7 @@ class _ProgramInput(_Arguments):
         *_of(_ptr, "capacity need_offset need_resource need_amount"),
         ("links", _i64),
         *_of(_ptr, "link_capacity flow_bytes flow_weight path_offset path_link"),
-        # Of packets, named as in `Packets`.
+        # Fields of packets, named as in `Packets`.
         *_of(_ptr, "latency_ns queue_bytes mark_bytes"),
         *_of(_f64, "payload_bytes header_bytes first_window max_window timeout_ns"),
     )
@@ -122,11 +122,11 @@ class BlockTimeline:
     """A timeline as shifts of and replacements for blocks of a baseline.
 
     Attributes:
-        slot: int32 [steps * blocks]; where a recomputed block lies, or -1.
-        delta_ns: float64 [steps * blocks]; how far a block that was not recomputed moved.
+        slot: int32 [steps * blocks]; index of a recomputed block, or -1.
+        delta_ns: float64 [steps * blocks]; shift of a block that was not recomputed.
         slot_start_ns, slot_end_ns: float64 [slots * tasks of a block].
         step_end_ns: float64 [steps].
-        recomputed_tasks: how many task instances were recomputed.
+        recomputed_tasks: number of recomputed task instances.
     """
 
     slot: npt.NDArray[np.int32]
@@ -138,7 +138,7 @@ class BlockTimeline:
 
 
 class NativeProgram:
-    """A program compiled by the native engine. Immutable, hence safe to share by threads.
+    """A program compiled by the native engine. Immutable, hence safe to share between threads.
 
     Raises:
         GraphError: dependencies form a cycle.
@@ -147,27 +147,27 @@ class NativeProgram:
     def __init__(self, library: ctypes.CDLL, program: Program) -> None:
         self._library = library
         self._program = program
-        given: dict[str, Any] = {}
+        optional: dict[str, Any] = {}
         if program.resources is not None:
             capacity = program.resources.capacity
-            given |= {"resources": capacity.size, "capacity": capacity}
+            optional |= {"resources": capacity.size, "capacity": capacity}
         if program.needs is not None:
             names = ("need_offset", "need_resource", "need_amount")
-            given |= zip(names, program.needs, strict=True)
+            optional |= zip(names, program.needs, strict=True)
         if (flows := program.flows) is not None:
-            given |= {
+            optional |= {
                 "links": flows.capacity.size, "link_capacity": flows.capacity,
                 "flow_bytes": flows.nbytes, "flow_weight": flows.weight,
                 "path_offset": flows.path_offset, "path_link": flows.path_link,
             }  # fmt: skip
-            given |= vars(flows.packets) if flows.packets is not None else {}
+            optional |= vars(flows.packets) if flows.packets is not None else {}
         edges = program.edges
         arguments = _ProgramInput(
             tasks=program.tasks, lanes=program.lanes, steps=program.steps, edges=edges.src.size,
             lane=program.lane, gap_ns=program.gap_ns, priority=program.priority,
             policy=program.policies, quantum_ns=program.quantum_ns,
             edge_src=edges.src, edge_dst=edges.dst, edge_delay_ns=edges.delay_ns,
-            edge_lag=edges.lag, **given,
+            edge_lag=edges.lag, **optional,
         )  # fmt: skip
         handle = _ptr()
         cycle = np.empty(program.tasks, np.int32)
@@ -188,7 +188,7 @@ class NativeProgram:
     def simulate(
         self, duration_ns: Float64s, *, rate_changes: bool = False, force_event_loop: bool = False
     ) -> Simulation:
-        """One simulation; see `Compiled.simulate`."""
+        """Run one simulation; see `Compiled.simulate`."""
         steps, tasks, flows = self._program.steps, self._program.tasks, self._program.flows
         start, end = np.empty((2, steps, tasks))
         step_end = np.empty(steps)
@@ -221,12 +221,12 @@ class NativeProgram:
                 return Simulation(start, end, step_end, queues=queues)
             if count <= room:
                 return Simulation(start, end, step_end, changes.first(count))
-            # It runs the same again, so this is exactly what it takes.
+            # The next run is identical, so this is exactly the required number.
             room = count
 
 
 class NativePlan:
-    """Tables for re-simulating a fixed-order program; keeps the program alive."""
+    """Tables for re-simulating a fixed-order program, which they keep alive."""
 
     def __init__(self, native: NativeProgram, program: Program) -> None:
         self._native = native
@@ -244,7 +244,7 @@ class NativePlan:
         self.block_tasks = int(self._library.slipstream_plan_block_tasks(handle))
 
     def block_ends(self, end_ns: Float64s) -> Float64s:
-        """Latest end in each block, float64 [steps * blocks]."""
+        """Return the latest end in each block, float64 [steps * blocks]."""
         out = np.empty(self._program.steps * self.blocks)
         self._library.slipstream_plan_block_ends(
             self._handle, array_pointer(end_ns), array_pointer(out)
@@ -260,7 +260,7 @@ class NativePlan:
         exact_shift: bool,
         slots: int,
     ) -> BlockTimeline | None:
-        """The edited timeline; None when more than `slots` blocks would be recomputed.
+        """Return the edited timeline; None if more than `slots` blocks would be recomputed.
 
         `base` is start, end (float64 [steps, tasks]) and `block_ends` of the baseline.
         """
@@ -289,7 +289,7 @@ class NativePlan:
     def materialise(
         self, base_start_ns: Float64s, base_end_ns: Float64s, timeline: BlockTimeline
     ) -> tuple[Float64s, Float64s]:
-        """All starts and all ends, float64 [steps, tasks]."""
+        """Return all starts and all ends, float64 [steps, tasks]."""
         start, end = np.empty((2, *base_start_ns.shape))
         for base, slots, out in (
             (base_start_ns, timeline.slot_start_ns, start),
@@ -305,7 +305,7 @@ def _raise(status: int, error: Any) -> None:
         return
     if status == _NO_MEMORY:
         raise MemoryError("the event engine could not allocate its tables")
-    # The arrays were checked before the call, so this is a defect of ours.
+    # The arrays were checked before the call, so this is a defect here.
     message = error.message.decode(errors="replace")
     raise SlipstreamError(
         f"the event engine refused its input: {message} (element {error.element})",

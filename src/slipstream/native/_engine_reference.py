@@ -1,6 +1,6 @@
-"""The event engine in Python: for reading, for checking the native one, and to fall back on.
+"""The event engine in Python: a readable reference, a check of the native one, and the fallback.
 
-Equal to the native engine to the bit: both only add, subtract and compare float64, in the same
+Bitwise equal to the native engine: both only add, subtract and compare float64, in the same
 association, and neither depends on the order of events within an instant.
 """
 
@@ -29,7 +29,7 @@ _Links = list[list[tuple[int, float]]]  # per task: (other task, delay ns)
 
 
 class ReferenceProgram:
-    """A compiled program; the Python twin of `NativeProgram`.
+    """A compiled program; the Python counterpart of `NativeProgram`.
 
     Raises:
         GraphError: dependencies form a cycle.
@@ -60,7 +60,7 @@ class ReferenceProgram:
     def simulate(
         self, duration_ns: Float64s, *, rate_changes: bool = False, force_event_loop: bool = False
     ) -> Simulation:
-        """One simulation; see `Compiled.simulate`."""
+        """Run one simulation; see `Compiled.simulate`."""
         changes, queues = RateChanges.room_for(0) if rate_changes else None, None
         if self.fixed_order and not (force_event_loop or rate_changes):
             start, end = self._one_pass(duration_ns.tolist())
@@ -98,7 +98,7 @@ class ReferenceProgram:
         return start, end
 
     def _topological_order(self) -> list[int]:
-        """Depth-first over predecessors, in order of ids; the native engine has the same order."""
+        """Sort depth-first over predecessors, by id; the native engine has the same order."""
         before: list[int | None] = [None] * self.program.tasks
         for lane, tasks in enumerate(self.lane_tasks):
             if self.policy[lane] is Policy.FIXED:
@@ -139,13 +139,13 @@ class _Lane:
     running: Key | None = None
     run_start_ns: float = 0.0
     run_end_ns: float = 0.0
-    boundary_ns: float = -1.0  # quantum boundary asked for during this run
+    boundary_ns: float = -1.0  # quantum boundary requested during this run
     end_event: int = 0  # sequence number of the end event that is not stale
     in_gap: bool = False
     waiting: Key | None = None  # head that waits for resources
-    next: int = 0  # fixed lanes: how many instances have started
+    next: int = 0  # fixed lanes: number of instances that have started
     ready: list[Key] = field(default_factory=list)  # heap; other lanes
-    suspended: list[tuple[Key, float]] = field(default_factory=list)  # with what remains, ns
+    suspended: list[tuple[Key, float]] = field(default_factory=list)  # with the remaining ns
 
 
 def _network(program: Program) -> Network | PacketNetwork | None:
@@ -162,10 +162,11 @@ class _Loop:
     1. all events of the instant are applied;
     2. every lane they touched is settled: it starts, resumes or preempts, or its head begins to
        wait for resources;
-    3. waiting heads that can have all they need start;
-    4. a preemptive lane left idle by a waiting head resumes what it suspended.
+    3. waiting heads whose needs are all free start;
+    4. a preemptive lane left idle by a waiting head resumes its suspended task.
 
-    As (1) is finished before (2) begins, a lane chooses among all tasks ready at that time. Before
+    Since (1) is finished before (2) begins, a lane chooses among all tasks ready at that time. The
+    rates of transfers are updated before time advances.
     time advances, the rates of transfers are brought up to date.
     """
 
@@ -188,7 +189,7 @@ class _Loop:
         self.sequence = 0
         self.touched: set[int] = set()
         self.free = [] if program.resources is None else program.resources.capacity.tolist()
-        # Per resource: (ready ns, instance, lane) of the heads that wait for it, sorted.
+        # Per resource: (ready ns, instance, lane) of the waiting heads, sorted.
         self.queues: list[list[tuple[float, int, int]]] = [[] for _ in self.free]
         self.to_serve: list[int] = []
         self.left_idle: set[int] = set()
@@ -213,7 +214,7 @@ class _Loop:
             raise GraphError("tasks left over without a cycle", remedy="report this as a defect")
 
     def _advance(self) -> bool:
-        """To the next instant at which something happens; False when nothing does."""
+        """Advance to the next instant with an event; return False if there is none."""
         next_ns = self.events[0][0] if self.events else math.inf
         if self.network is not None and next_ns != self.now:
             self.network.solve(self.now)
@@ -263,7 +264,7 @@ class _Loop:
             return
         lane = self.lanes[index]
         if kind == "end":
-            # Preemption leaves the old end event behind; it is stale.
+            # Preemption leaves the old end event in the heap; it is stale.
             if lane.running is not None and sequence == lane.end_event:
                 self._end_running(index, lane)
             return
@@ -272,7 +273,7 @@ class _Loop:
         self.touched.add(index)
 
     def _end_instance(self, instance: int) -> None:
-        """A transfer ended."""
+        """End the task of a transfer."""
         lane_id = self.compiled.lane[instance % self.tasks]
         if self.lanes[lane_id].policy is Policy.CONCURRENT:
             self._finish(instance)
@@ -325,7 +326,7 @@ class _Loop:
         self._resume_behind_waiters()
 
     def _candidate(self, lane_id: int) -> tuple[Key | None, bool]:
-        """What the lane would run next, and whether that is a suspended task."""
+        """Return the task the lane would run next, and whether it is suspended."""
         lane = self.lanes[lane_id]
         if lane.in_gap:
             return None, False
@@ -353,7 +354,7 @@ class _Loop:
         lane = self.lanes[lane_id]
         if lane.policy is Policy.CONCURRENT:
             for key in lane.ready:
-                self._start_beside(key[2])
+                self._start_concurrent(key[2])
             lane.ready.clear()
             return
         head, is_suspended = self._candidate(lane_id)
@@ -372,7 +373,7 @@ class _Loop:
             self.to_serve.append(lane_id)
 
     def _at_boundary(self, lane_id: int) -> bool:
-        """Whether the running task may be preempted now; if not, asks to be called when it may."""
+        """Whether the running task may be preempted now; if not, request a call at the boundary."""
         lane = self.lanes[lane_id]
         if lane.quantum_ns == 0.0 or lane.boundary_ns == self.now:
             return True
@@ -404,8 +405,8 @@ class _Loop:
             assert self.network is not None
             self.network.begin(instance)
 
-    def _start_beside(self, instance: int) -> None:
-        """On a concurrent lane."""
+    def _start_concurrent(self, instance: int) -> None:
+        """Start a task on a concurrent lane."""
         duration_ns = self.duration[instance % self.tasks]
         self.start[instance] = self.now
         if self.moves[instance % self.tasks]:
@@ -435,7 +436,7 @@ class _Loop:
             bisect.insort(self.queues[resource], (key[1], key[2], lane_id))
 
     def _withdraw(self, lane_id: int) -> None:
-        """Leaves the queues; whoever becomes first may now be served."""
+        """Leave the queues; the new first of each may now be served."""
         key = self.lanes[lane_id].waiting
         assert key is not None
         self.lanes[lane_id].waiting = None
@@ -470,7 +471,7 @@ class _Loop:
             self._start(lane_id, key)
 
     def _resume_behind_waiters(self) -> None:
-        # In order of lanes, because a resumed task may send its waiter away, which serves others.
+        # In order of lanes, because a resumed task may dismiss its waiter, which serves others.
         while self.left_idle:
             lane_id = min(self.left_idle)
             self.left_idle.remove(lane_id)

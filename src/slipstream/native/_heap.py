@@ -1,4 +1,4 @@
-"""What a step allocates and frees, in order, and how far the heap grows with it in each step."""
+"""Allocations and frees of a step in order, and the growth of the heap in each step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slipstream.native.family import DOUBLE, INT32, INT64, POINTER, Family
 from slipstream.native.inputs import Int32s, Int64s
 
 _CYCLES = 3
-"""Steps until what the first one had to grow is over."""
+"""Number of steps until the growth of the first one is over."""
 _FAMILY = Family("heap", {
     "heap_growth": [POINTER, INT64, INT64, DOUBLE, INT32],
     "changes_in_turn": [POINTER, POINTER, POINTER, INT64, INT64, POINTER],
@@ -16,15 +16,14 @@ _FAMILY = Family("heap", {
 
 
 def changes_in_turn(nbytes: Int64s, producer: Int32s, release: Int32s, tasks: int) -> Int64s | None:
-    """By how much what is allocated changes, where tasks run one after the other by their numbers.
+    """Return the changes of allocated bytes if tasks run sequentially by their numbers.
 
-    At the start of each task stands what it produces, at its end what it releases; what is less
-    comes first.
+    A task's allocations are at its start, its frees at its end; smaller changes come first.
 
     Args:
         nbytes: int64 [allocations].
         producer, release: int32 [allocations], tasks; negative outside the step.
-        tasks: how many there are.
+        tasks: number of tasks.
 
     Returns:
         int64 [changes]; None without the compiled library.
@@ -33,7 +32,7 @@ def changes_in_turn(nbytes: Int64s, producer: Int32s, release: Int32s, tasks: in
     if compiled is None:
         return None
     nbytes = np.ascontiguousarray(nbytes, np.int64)
-    producer, release = (np.ascontiguousarray(one, np.int32) for one in (producer, release))
+    producer, release = (np.ascontiguousarray(column, np.int32) for column in (producer, release))
     inside = np.count_nonzero(producer >= 0) + np.count_nonzero(release >= 0)
     change = np.empty(inside, np.int64)
     status = compiled.slipstream_changes_in_turn(
@@ -43,23 +42,23 @@ def changes_in_turn(nbytes: Int64s, producer: Int32s, release: Int32s, tasks: in
     return change if status == 0 else None
 
 
-def heap_growth(change: Int64s, begin: int, kept: float) -> int:
-    """Bytes by which the heap grows in a step, when the first one's growth is over.
+def heap_growth(change: Int64s, begin: int, trim_bytes: float) -> int:
+    """Return the bytes by which the heap grows in a step, once the first one's growth is over.
 
     Args:
-        change: int64 [changes], by how much what is allocated grows (or shrinks), in order.
-        begin: bytes that are allocated before each step.
-        kept: the heap gives all that lies free at its top back once that is more bytes.
+        change: int64 [changes]; growth of the allocated bytes (negative: frees), in order.
+        begin: bytes allocated before each step.
+        trim_bytes: the heap returns the free bytes at its top to the system if they exceed this.
     """
     compiled = _FAMILY.library
     if compiled is None:
-        return _reference(change.tolist(), begin, kept)
+        return _reference(change.tolist(), begin, trim_bytes)
     change = np.ascontiguousarray(change, np.int64)
     pointer, count = change.ctypes.data, change.size
-    return int(compiled.slipstream_heap_growth(pointer, count, begin, kept, _CYCLES))
+    return int(compiled.slipstream_heap_growth(pointer, count, begin, trim_bytes, _CYCLES))
 
 
-def _reference(change: list[int], begin: int, kept: float) -> int:
+def _reference(change: list[int], begin: int, trim_bytes: float) -> int:
     top, grown = begin, 0
     for _ in range(_CYCLES):
         alive, grown, before = begin, 0, top
@@ -68,8 +67,8 @@ def _reference(change: list[int], begin: int, kept: float) -> int:
             if alive > top:
                 grown += alive - top
                 top = alive
-            elif top - alive > kept:
+            elif top - alive > trim_bytes:
                 top = alive
-        if top == before:  # the next one would be the same
+        if top == before:  # the next step would be the same
             break
     return grown

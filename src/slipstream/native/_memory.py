@@ -1,4 +1,4 @@
-"""Memory over time, from the lifetimes a simulated schedule gives to tensors."""
+"""Memory over time, from the lifetimes of tensors in a simulated schedule."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slipstream.native.inputs import Bools, Float64s, Int32s, Int64s, Integers, 
 
 @dataclass(frozen=True, eq=False)
 class MemoryTimeline:
-    """When every tensor lives, and what that adds up to.
+    """Lifetimes of all tensors, and the resulting memory.
 
     Attributes:
-        birth_ns, death_ns: float64 [steps, tensors]. A persistent tensor has the birth of its
-            first step and the end of the simulation in every row, though it exists only once.
+        birth_ns, death_ns: float64 [steps, tensors]. The birth of a persistent tensor in every row
+            is that of its first step, and its death the end of the simulation; it exists once.
         peak_bytes: int64 [pools].
-        peak_time_ns: float64 [pools]; the first time at which the peak is reached.
+        peak_time_ns: float64 [pools]; the first time of the peak.
     """
 
     birth_ns: Float64s
@@ -28,11 +28,11 @@ class MemoryTimeline:
     _tensors: Tensors
 
     def curve(self, pool: int = 0) -> tuple[Float64s, Int64s]:
-        """Allocated bytes of `pool` as a step function.
+        """Return the allocated bytes of `pool` as a step function.
 
         Returns:
-            times float64 [changes], ascending, and the bytes allocated from each of them until
-            the next, int64 [changes].
+            times float64 [changes], ascending, and the bytes allocated from each to the next,
+            int64 [changes].
 
         Raises:
             InvalidArgumentError: there is no such pool.
@@ -50,13 +50,13 @@ def memory_timeline(
     start_ns: Float64s,
     end_ns: Float64s,
 ) -> MemoryTimeline:
-    """Lifetimes under a schedule (`start_ns`, `end_ns`: float64 [steps, tasks]).
+    """Return lifetimes under a schedule (`start_ns`, `end_ns`: float64 [steps, tasks]).
 
     A tensor is born when its producer starts and dies when the last of its consumers ends; without
     consumers, when its producer ends. Without a producer it is born at the beginning of its step
     (time 0, then the earliest start of each step), and with neither it lives to the end of the
-    step. At equal times frees come before allocations, so a tensor that lives for no time at all
-    never counts.
+    step. At equal times frees come before allocations, so a tensor with an empty lifetime never
+    counts.
     """
     steps = start_ns.shape[0]
     birth, death = np.empty((steps, tensors.nbytes.size)), np.empty((steps, tensors.nbytes.size))
@@ -71,8 +71,8 @@ def memory_timeline(
         births, allocated, deaths, freed = _changes(tensors, pool, birth, death)
         if births.size == 0:
             continue
-        # The level only rises at births, so the peak is at one of them: of several at once at the
-        # last, whose total is that of all.
+        # The level rises only at births, so the peak is at one of them: of several simultaneous
+        # births at the last, whose total includes all.
         level = allocated - _total_until(births, deaths, freed)
         top = int(level.argmax())
         peak_bytes[pool], peak_time[pool] = level[top], births[top]
@@ -95,7 +95,7 @@ def _lifetimes(
     death[produced] = end_ns[tensors.producer[produced]]
     used = np.diff(tensors.consumer_offset) > 0
     if used.any():
-        # Empty rows lie between their neighbours' offsets, so leaving them out changes no row.
+        # Empty rows are between their neighbours' offsets, so omitting them changes no row.
         last_use = np.maximum.reduceat(
             end_ns[tensors.consumer_task], tensors.consumer_offset[:-1][used]
         )
@@ -105,7 +105,7 @@ def _lifetimes(
 def _changes(
     tensors: Tensors, pool: int, birth: Float64s, death: Float64s
 ) -> tuple[Float64s, Int64s, Float64s, Int64s]:
-    """Sorted births with bytes allocated so far, sorted deaths with bytes freed so far."""
+    """Return sorted births with total allocated bytes, and sorted deaths with total freed bytes."""
     steps = birth.shape[0]
     in_pool = (tensors.pool == pool) & (tensors.nbytes > 0)
     lasting: Int32s = np.flatnonzero(in_pool & tensors.persistent).astype(np.int32)

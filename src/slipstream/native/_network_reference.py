@@ -1,7 +1,7 @@
-"""Transfers as fluids with max-min fair rates: `native/src/network.cpp`, for reading.
+"""Transfers as fluids with max-min fair rates: a readable form of `native/src/network.cpp`.
 
-What it does and why it is exact is said at the head of ``native/src/network.h``. Both take their
-sums in the same order, so that they give the same bits.
+``native/src/network.h`` describes the algorithm and why it is exact. Both sum in the same order, so
+that their results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class _Flow:
 
 @dataclass(eq=False)
 class _Touched:
-    """A link as the set being solved sees it."""
+    """A link as seen by the set that is being solved."""
 
     link: int
     taken: float = 0.0  # by more urgent classes and by flows outside the set
-    residual: float = 0.0  # what is left for flows of the set that are not frozen
-    weight: float = 0.0  # of those flows
-    old_load: float = 0.0  # of the whole set, at the rates it has
-    new_load: float = 0.0  # and at those it will have
+    residual: float = 0.0  # remaining capacity for flows of the set that are not frozen
+    weight: float = 0.0  # total weight of those flows
+    old_load: float = 0.0  # of the whole set, at its current rates
+    new_load: float = 0.0  # of the whole set, at its new rates
     outside_max: float = 0.0  # highest level of a flow outside the set
     bound_min: float = math.inf  # lowest level of a flow outside with its bottleneck here
     set_max: float = 0.0  # highest new level in the set
@@ -64,13 +64,13 @@ class _Touched:
 
 
 class Transfers:
-    """What both networks know of a program's transfers, and which of them are about to begin.
+    """A program's transfers, and those of them that are about to begin.
 
     Attributes:
         capacity, nbytes: as in `Flows`.
-        path: the links of each task.
-        rank: of each task's priority among those of transfers, the most urgent first.
-        ranks: how many such priorities there are.
+        path: links of each task.
+        rank: rank of each task's priority among those of transfers, the most urgent first.
+        ranks: number of such priorities.
     """
 
     def __init__(self, program: Program, flows: Flows) -> None:
@@ -86,7 +86,7 @@ class Transfers:
         self.arrived: list[int] = []
 
     def begin(self, instance: int) -> None:
-        """The instance starts at the time of the next `solve`."""
+        """Start the instance at the time of the next `solve`."""
         self.arrived.append(instance)
 
 
@@ -102,16 +102,16 @@ class Network(Transfers):
         self.seeds: list[list[_Flow]] = [[] for _ in range(self.ranks)] or [[]]
         self.recorded: list[tuple[float, float, int, int]] = []
 
-    # ---- flows come and go -------------------------------------------------------------------
+    # ---- start and end of flows ---------------------------------------------------------------
 
     def next_end_ns(self) -> float:
-        """When the next flow ends if nothing else happens before; infinite without flows."""
+        """Return the end of the next flow if nothing happens before; infinite without flows."""
         while self.ends and self.ends[0][3].version != self.ends[0][2]:
             heapq.heappop(self.ends)
         return self.ends[0][0] if self.ends else math.inf
 
     def take_ended(self, now_ns: float) -> list[int]:
-        """The instances that end by `now_ns`, but for rounding; they are off their links then."""
+        """Return the instances that end by `now_ns` up to rounding, after removing their flows."""
         ended: list[_Flow] = []
         by_ns = now_ns + now_ns * _TOGETHER
         while self.next_end_ns() <= by_ns:
@@ -121,11 +121,11 @@ class Network(Transfers):
         for flow in ended:
             flow.version += 1
             for link, hole in zip(flow.path, flow.place, strict=True):
-                there = self.on[link]
-                there[hole] = there[-1]
-                moved, hop = there[hole]
+                flows = self.on[link]
+                flows[hole] = flows[-1]
+                moved, hop = flows[hole]
                 moved.place[hop] = hole
-                there.pop()
+                flows.pop()
                 freed[link] = None
         for link in freed:
             for flow, _ in self.on[link]:
@@ -134,7 +134,7 @@ class Network(Transfers):
         return [flow.instance for flow in ended]
 
     def changes(self) -> RateChanges:
-        """Every change of a rate or bottleneck."""
+        """Return every change of a rate or bottleneck."""
         columns = list(zip(*self.recorded, strict=True)) or [(), (), (), ()]
         return RateChanges(
             np.array(columns[0], np.float64),
@@ -161,7 +161,7 @@ class Network(Transfers):
     # ---- rates -------------------------------------------------------------------------------
 
     def solve(self, now_ns: float) -> None:
-        """Brings all rates up to date after what came and went at `now_ns`."""
+        """Update all rates after the starts and ends at `now_ns`."""
         for instance in sorted(self.arrived):
             self._attach(instance, now_ns)
         self.arrived.clear()
@@ -188,7 +188,7 @@ class Network(Transfers):
                 self._seed_below(link, rank)
 
     def _gather(self, chosen: list[_Flow], rank: int) -> dict[int, _Touched]:
-        """The links of the set, and what others take of them."""
+        """Return the links of the set, and their use by other flows."""
         touched: dict[int, _Touched] = {}
         for flow in chosen:
             for link in flow.path:
@@ -217,7 +217,7 @@ class Network(Transfers):
         return seen
 
     def _fill(self, chosen: list[_Flow], touched: dict[int, _Touched]) -> None:
-        """Progressive filling of the set."""
+        """Fill the set progressively."""
         links = list(touched.values())
         filling = [(link.residual / link.weight, index) for index, link in enumerate(links)]
         heapq.heapify(filling)
@@ -230,7 +230,7 @@ class Network(Transfers):
             if full.open == 0:
                 continue
             if self.weighted:
-                # Taking weights away one by one leaves a rounding error as large as the heaviest.
+                # Subtracting weights one by one leaves a rounding error as large as the heaviest.
                 full.weight = 0.0
                 for flow in full.members:
                     if flow.new_bottleneck < 0:
@@ -259,7 +259,7 @@ class Network(Transfers):
                     seen.set_min = min(seen.set_min, flow.new_level)
 
     def _violators(self, touched: dict[int, _Touched], rank: int) -> list[_Flow]:
-        """Whom the new levels leave without a certificate, or who denies one to the set."""
+        """Return flows that lose their certificate by the new levels, or deny one to the set."""
         joining: list[_Flow] = []
         for seen in touched.values():
             load = seen.taken + seen.new_load
@@ -279,7 +279,7 @@ class Network(Transfers):
         return joining
 
     def _seed_below(self, seen: _Touched, rank: int) -> None:
-        """Less urgent flows that have to make room, or that may have more."""
+        """Seed less urgent flows that have to reduce, or may increase, their rate."""
         slack = self.capacity[seen.link] * _SAME_RATE
         more = seen.new_load > seen.old_load + slack
         if not more and seen.new_load >= seen.old_load - slack:

@@ -1,7 +1,7 @@
-"""Transfers as packets: `native/src/packets.cpp`, for reading.
+"""Transfers as packets: a readable form of `native/src/packets.cpp`.
 
-What it does and where it comes from is said at the head of ``native/src/packets.h``. Both give the
-same bits.
+``native/src/packets.h`` describes the algorithm and its sources. The results of both are bitwise
+equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # As in packets.cpp.
 _GAIN = 1.0 / 16.0
-_MOST_PATIENCE = 64.0
+_MAX_PATIENCE = 64.0
 
 
 @dataclass(eq=False)
@@ -35,9 +35,9 @@ class _Sender:
     window: float
     threshold: float
     latency_ns: float = 0.0  # of an acknowledgement
-    fresh: int = 0  # pieces from here on were never sent
+    fresh: int = 0  # pieces from this one have never been sent
     next_number: int = 0
-    recovered: int = 0  # losses of packets before this number have been answered
+    recovered: int = 0  # losses of packets before this number have been handled
     round_end: int = 0  # marks are counted up to this number
     round_acknowledged: int = 0
     round_marked: int = 0
@@ -58,7 +58,7 @@ class _Sender:
 class _Packet:
     sender: _Sender
     piece: int
-    number: int  # of all that its sender sent
+    number: int  # among all packets of its sender
     nbytes: float  # with headers
     hop: int = 0
     marked: bool = False
@@ -68,7 +68,7 @@ class _Packet:
 class _Queue:
     lines: list[deque[_Packet]]  # by priority
     busy: bool = False
-    nbytes: float = 0.0  # that wait; without the packet being sent
+    nbytes: float = 0.0  # of waiting packets, without the one being sent
 
 
 class PacketNetwork(Transfers):
@@ -87,17 +87,17 @@ class PacketNetwork(Transfers):
         self.ended: list[int] = []
 
     def solve(self, now_ns: float) -> None:
-        """Starts what came."""
+        """Start the transfers that have arrived."""
         for instance in sorted(self.arrived):
             self._start(instance, now_ns)
         self.arrived.clear()
 
     def next_end_ns(self) -> float:
-        """When something happens next; infinite when nothing does."""
+        """Return the time of the next event; infinite if there is none."""
         return self.events[0][0] if self.events else math.inf
 
     def take_ended(self, now_ns: float) -> list[int]:
-        """Everything up to `now_ns` happens; the instances whose last byte arrived."""
+        """Process all events up to `now_ns`; return the instances whose last byte arrived."""
         self.ended = []
         while self.next_end_ns() <= now_ns:
             time_ns, _, kind, what = heapq.heappop(self.events)
@@ -129,7 +129,7 @@ class PacketNetwork(Transfers):
         self._send(sender, now_ns)
 
     def _send(self, sender: _Sender, now_ns: float) -> None:
-        """As many packets as the window lets."""
+        """Send as many packets as the window allows."""
         while len(sender.under_way) + 1.0 <= sender.window:
             piece = self._next_piece(sender)
             if piece is None:
@@ -145,7 +145,7 @@ class PacketNetwork(Transfers):
             self._enqueue(packet, sender.path[0], now_ns)
 
     def _next_piece(self, sender: _Sender) -> int | None:
-        """What was lost goes first."""
+        """Return the next piece to send, lost ones first, or None."""
         while sender.again:
             piece = sender.again.popleft()
             if piece not in sender.acknowledged:
@@ -162,7 +162,7 @@ class PacketNetwork(Transfers):
             return
         sender.acknowledged.add(packet.piece)
         if not sender.under_way or packet.number < sender.under_way[0][0]:
-            return  # one that was given up for lost
+            return  # a packet that was considered lost
         first_lost = None
         while sender.under_way[0][0] < packet.number:
             number, piece = sender.under_way.popleft()
@@ -213,7 +213,7 @@ class PacketNetwork(Transfers):
         sender.under_way.clear()
         sender.threshold = max(1.0, sender.window * 0.5)
         sender.window = 1.0
-        sender.patience = min(_MOST_PATIENCE, 2.0 * sender.patience)
+        sender.patience = min(_MAX_PATIENCE, 2.0 * sender.patience)
         sender.recovered = sender.round_end = sender.next_number
         sender.round_acknowledged = sender.round_marked = 0
         self._send(sender, now_ns)
@@ -257,7 +257,7 @@ class PacketNetwork(Transfers):
         self._push(sent_ns + self.latency_ns[link], "arrival", packet)
 
     def _leave(self, link: int, now_ns: float) -> None:
-        """A packet has left; the first of the most urgent that wait is next."""
+        """Transmit the first of the most urgent waiting packets after one has left."""
         queue = self.queues[link]
         queue.busy = False
         for line in queue.lines:

@@ -1,9 +1,9 @@
 """The event engine: from a `Program` to the `Schedule` of its tasks.
 
-One engine serves the whole package. Programs whose lanes all have a fixed order and that hold no
-resources and transfer nothing take one pass in topological order; all others take an event loop.
-Both exist twice, in C++ (``native/src/``) and in Python (`_engine_reference`,
-`_network_reference`), and give the same bits.
+One engine serves the whole package. Programs whose lanes all have a fixed order, without resources
+and transfers, take one pass in topological order; all others take an event loop. Both exist in C++
+(``native/src/``) and in Python (`_engine_reference`, `_network_reference`), with bitwise equal
+results.
 
 Source: Algorithm 1 of Zhu et al., "Daydream: Accurately Estimating the Efficacy of Optimizations
 for DNN Training", USENIX ATC 2020, extended by policies, delays, steps, preemption and resources.
@@ -39,46 +39,46 @@ from slipstream.native.results import QueueCounts, RateChanges, Simulation
 if TYPE_CHECKING:
     from slipstream.native.program import Program
 
-# Times that are multiples of this and sum to less than 2^53 of it (2.4 hours) add without
-# rounding, in any order. A power of two; far below what any clock resolves.
+# Multiples of this whose sum is less than 2^53 of it (2.4 hours) add without rounding, in any
+# order. A power of two; far below the resolution of any clock.
 RESOLUTION_NS = 2.0**-10
 _EXACT_SUM_NS = 2.0**53 * RESOLUTION_NS
 
-# Re-simulation looks a recomputed task's neighbours up block by block, which costs about four
-# times what the full pass does; beyond this share of blocks it gives up and takes the pass.
+# Re-simulation looks up a recomputed task's neighbours block by block, at about four times the cost
+# of the full pass; beyond this share of blocks it takes the full pass.
 _MAX_RECOMPUTED = 0.1
 
 
 def quantize_ns(time_ns: npt.ArrayLike) -> Float64s:
-    """`time_ns` rounded to multiples of `RESOLUTION_NS`.
+    """Round `time_ns` to multiples of `RESOLUTION_NS`.
 
-    Where all times of a program are, re-simulation may move a whole stretch of the timeline at
-    once and still equal a full pass to the bit. `slipstream.graph` rounds every duration so.
+    If all times of a program are such multiples, re-simulation may shift a whole part of the
+    timeline and still be bitwise equal to a full pass. `slipstream.graph` rounds every duration.
     """
     rounded: Float64s = np.rint(np.asarray(time_ns, np.float64) / RESOLUTION_NS) * RESOLUTION_NS
     return rounded
 
 
 def simulate(program: Program, duration_ns: npt.ArrayLike | None = None) -> Schedule:
-    """The schedule of `program`, with other durations where given (float64 [tasks]).
+    """Return the schedule of `program`, optionally with other durations (float64 [tasks]).
 
     Raises:
-        GraphError: dependencies form a cycle; names its tasks.
-        InvalidArgumentError: a duration that is negative, infinite or not a number.
+        GraphError: dependencies form a cycle; the error names its tasks.
+        InvalidArgumentError: a duration is negative, infinite or not a number.
     """
     return program.compile().simulate(duration_ns)
 
 
 class Schedule:
-    """When every task of every step runs. Arrays are read-only.
+    """Start and end of every task in every step. Arrays are read-only.
 
     Attributes:
-        program: what was simulated.
+        program: the simulated program.
         makespan_ns: latest end of all tasks; gaps after it do not count.
         step_end_ns: float64 [steps]; latest end of each step.
-        recomputed_tasks: task instances computed to make it; fewer than all after `resimulate`.
-        rate_changes: of its transfers, where they were asked for; else None.
-        queues: what became of its packets, where transfers travel as such; else None.
+        recomputed_tasks: number of computed task instances; fewer than all after `resimulate`.
+        rate_changes: changes of transfer rates, if requested; otherwise None.
+        queues: counts of packets, if transfers travel as packets; otherwise None.
     """
 
     def __init__(
@@ -104,26 +104,26 @@ class Schedule:
 
     @functools.cached_property
     def duration_ns(self) -> Float64s:
-        """float64 [tasks]; the durations it was simulated with."""
+        """Simulated durations, float64 [tasks]."""
         if isinstance(self._durations, _Edits):
             self._durations = self._durations.applied()
         return frozen(self._durations, np.float64)
 
     @functools.cached_property
     def start_ns(self) -> Float64s:
-        """float64 [steps, tasks]; for a preempted task, when it first began."""
+        """Starts, float64 [steps, tasks]; the first start of a preempted task."""
         return frozen(self._written.start_ns, np.float64)
 
     @functools.cached_property
     def end_ns(self) -> Float64s:
-        """float64 [steps, tasks]."""
+        """Ends, float64 [steps, tasks]."""
         return frozen(self._written.end_ns, np.float64)
 
     @functools.cached_property
     def lane_busy_ns(self) -> Float64s:
-        """float64 [lanes]; time each lane runs tasks, over all steps, gaps left out.
+        """Time for which each lane runs tasks in all steps, without gaps, float64 [lanes].
 
-        A concurrent lane counts every task of its own.
+        A concurrent lane counts each of its tasks in full.
         """
         if self.program.flows is not None:
             spans = (self.end_ns - self.start_ns).sum(axis=0)
@@ -143,7 +143,7 @@ class Schedule:
             InvalidArgumentError: the program has no tensors.
         """
         if self.program.tensors is None:
-            raise InvalidArgumentError("program", "has no tensors, so there is no memory to follow")
+            raise InvalidArgumentError("program", "has no tensors, and so no memory timeline")
         return memory_timeline(self.program.tensors, self.start_ns, self.end_ns)
 
     @property
@@ -158,13 +158,13 @@ class Schedule:
         program = self.program
         times = (self.duration_ns, program.gap_ns, program.edges.delay_ns)
         total = program.steps * math.fsum(float(part.sum()) for part in times)
-        # Half of the room is left for edits.
+        # Half of the range is reserved for edits.
         return total < _EXACT_SUM_NS / 2 and all(_on_grid(part) for part in times)
 
 
 @dataclass(frozen=True)
 class _Edits:
-    """Durations of a re-simulation, written out when somebody looks at them."""
+    """Durations of a re-simulation, applied when first read."""
 
     base_ns: Float64s
     task_ids: Int32s
@@ -178,7 +178,7 @@ class _Edits:
 
 @dataclass(frozen=True)
 class _Shifted:
-    """The timeline of a re-simulation, written out when somebody looks at it."""
+    """The timeline of a re-simulation, computed in full when first read."""
 
     plan: NativePlan
     base_start_ns: Float64s
@@ -191,10 +191,10 @@ class _Shifted:
 
 
 class Compiled:
-    """What of a program does not depend on durations. Immutable; may be shared by threads.
+    """The part of a program that does not depend on durations. Immutable and thread-safe.
 
     Attributes:
-        program: what was compiled.
+        program: the compiled program.
         backend: ``"native"`` or ``"python"``.
         fixed_order: whether simulating it is one pass in topological order.
     """
@@ -220,14 +220,14 @@ class Compiled:
         rate_changes: bool = False,
         force_event_loop: bool = False,
     ) -> Schedule:
-        """The schedule with `duration_ns` (float64 [tasks]; default: the program's own).
+        """Return the schedule with `duration_ns` (float64 [tasks]; default: the program's).
 
         Args:
-            rate_changes: keep every change of a transfer's rate.
-            force_event_loop: take the event loop even where one pass is enough (for tests).
+            rate_changes: whether to record every change of a transfer's rate.
+            force_event_loop: whether to take the event loop even if one pass suffices (for tests).
 
         Raises:
-            InvalidArgumentError: a duration that is negative, infinite or not a number.
+            InvalidArgumentError: a duration is negative, infinite or not a number.
         """
         program = self.program
         durations = program.duration_ns
@@ -236,7 +236,9 @@ class Compiled:
         packets = program.flows is not None and program.flows.packets is not None
         if rate_changes and packets:
             raise InvalidArgumentError(
-                "rate_changes", "is asked of packets, which have no rates", remedy="fluids"
+                "rate_changes",
+                "is not available for packets, which have no rates",
+                remedy="simulate fluids",
             )
         run = self._engine.simulate(
             durations, rate_changes=rate_changes, force_event_loop=force_event_loop
@@ -250,22 +252,22 @@ class Compiled:
         *,
         base: Schedule | None = None,
     ) -> Schedule:
-        """The schedule after `task_ids` take `duration_ns`, equal to the bit to a full pass.
+        """Return the schedule with `duration_ns` for `task_ids`, bitwise equal to a full pass.
 
-        On fixed-order programs only what changes is computed, and what merely moves is moved as
-        a whole (if times are multiples of `RESOLUTION_NS`, see `quantize_ns`). The timeline is
-        written out when `start_ns` or `end_ns` is first read; `makespan_ns` and `step_end_ns` are
-        there at once. Where too much changes, and on all other programs, a full pass is taken.
+        On fixed-order programs only the changed part is computed, and parts that are merely delayed
+        are shifted (if times are multiples of `RESOLUTION_NS`, see `quantize_ns`). The timeline is
+        computed in full when `start_ns` or `end_ns` is first read; `makespan_ns` and `step_end_ns`
+        are available immediately. If too much changes, and on other programs, a full pass is taken.
 
         Args:
             task_ids: int [edits], each task at most once.
             duration_ns: float64 [edits].
-            base: a schedule of the same program; default: that of the program's own durations,
-                which is kept.
+            base: a schedule of the same program; by default that of the program's durations, which
+                is cached.
 
         Raises:
-            InvalidArgumentError: a task that is out of range or named twice, or a duration that
-                is negative, infinite or not a number; or `base` belongs to another program.
+            InvalidArgumentError: a task is out of range or duplicated, a duration is negative,
+                infinite or not a number, or `base` belongs to another program.
         """
         program = self.program
         ids = as_integers("task_ids", task_ids, np.int32)
@@ -298,12 +300,14 @@ class Compiled:
         return None if blocks is None else _Shifted(plan, base.start_ns, base.end_ns, blocks)
 
     def _simulate_edited(self, edits: _Edits) -> Simulation:
-        """A full pass. Copying all durations would cost as much as half of it, so that each
-        thread keeps a copy of the baseline's, in which only the edited ones are exchanged."""
-        kept: tuple[Float64s, Float64s] | None = getattr(self._local, "durations", None)
-        if kept is None or kept[0] is not edits.base_ns:
-            kept = self._local.durations = (edits.base_ns, edits.base_ns.copy())
-        durations = kept[1]
+        """Take a full pass, with each thread's copy of the baseline's durations.
+
+        Copying all durations would cost half as much as the pass, so only edited ones are replaced.
+        """
+        cached: tuple[Float64s, Float64s] | None = getattr(self._local, "durations", None)
+        if cached is None or cached[0] is not edits.base_ns:
+            cached = self._local.durations = (edits.base_ns, edits.base_ns.copy())
+        durations = cached[1]
         durations[edits.task_ids] = edits.new_ns
         try:
             return self._engine.simulate(durations)
@@ -325,29 +329,29 @@ class Compiled:
         twice = np.flatnonzero(ordered[1:] == ordered[:-1])
         if twice.size:
             name = self.program.task_name(int(ordered[twice[0]]))
-            raise InvalidArgumentError("task_ids", f"{name} is named twice")
+            raise InvalidArgumentError("task_ids", f"{name} is listed twice")
 
 
 def compile_program(
     program: Program, backend: Literal["auto", "native", "python"] = "auto"
 ) -> Compiled:
-    """The compiled form of `program`, built at the first call and kept with the program.
+    """Return the compiled form of `program`, built at the first call and cached in the program.
 
     Args:
-        backend: ``"auto"`` takes native code where it is available.
+        backend: ``"auto"`` uses native code if it is available.
 
     Raises:
-        GraphError: dependencies form a cycle; names its tasks.
-        SlipstreamError: ``"native"`` was asked for and is not available.
+        GraphError: dependencies form a cycle; the error names its tasks.
+        SlipstreamError: ``"native"`` was requested but is not available.
     """
     if backend not in ("auto", "native", "python"):
         raise InvalidArgumentError("backend", f"'{backend}' is not auto, native or python")
     if backend == "auto":
         backend = "python" if ENGINE.library is None else "native"
-    kept: dict[str, Any] = program.__dict__.setdefault("_compiled", {})
-    if backend not in kept:
-        kept[backend] = Compiled(program, backend)
-    return cast(Compiled, kept[backend])
+    cached: dict[str, Any] = program.__dict__.setdefault("_compiled", {})
+    if backend not in cached:
+        cached[backend] = Compiled(program, backend)
+    return cast(Compiled, cached[backend])
 
 
 def _on_grid(times_ns: Float64s) -> bool:
@@ -356,7 +360,7 @@ def _on_grid(times_ns: Float64s) -> bool:
 
 
 def _block_ends(plan: NativePlan, base: Schedule) -> Float64s:
-    kept: Float64s | None = base.__dict__.get("_block_end_ns")
-    if kept is None:
-        kept = base.__dict__["_block_end_ns"] = plan.block_ends(base.end_ns)
-    return kept
+    cached: Float64s | None = base.__dict__.get("_block_end_ns")
+    if cached is None:
+        cached = base.__dict__["_block_end_ns"] = plan.block_ends(base.end_ns)
+    return cached

@@ -1,8 +1,8 @@
 """One convention for compiled code: a family's signatures as data, its kernels, its calls.
 
-A family is a folder of ``native/src`` with the functions ``slipstream_NAME``. The room that uses it
-declares them once, in its ``kernels.py``, as a `Family`. What a profiler sees of a call is the
-operator around it: torch records those that `slipstream.native.operators` defines, with shapes.
+A family is a folder of ``native/src`` with the functions ``slipstream_NAME``. The package that uses
+it declares them once, in its ``kernels.py``, as a `Family`. A profiler sees the operator around a
+call: torch records those that `slipstream.native.operators` defines, with shapes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _C_TYPES = {
 
 
 def structure(members: str, **others: Any) -> Any:
-    """The ctypes class of a C struct.
+    """Return the ctypes class of a C struct.
 
     Args:
         members: as in C, every pointer a ``void*``: ``int32_t op[2], root; void* head[2];``.
@@ -60,12 +60,12 @@ class Family:
         results: Mapping[str, Any] | None = None,
         abi: int | None = None,
     ) -> None:
-        """Declare functions ``slipstream_KEY``, a key each.
+        """Declare functions ``slipstream_KEY``, one per key.
 
         Args:
-            arguments: ctypes of what each takes.
-            results: of what it returns, where that is no status (int32).
-            abi: what ``slipstream_NAME_abi`` must give; None: there is no such function.
+            arguments: ctypes of each function's arguments.
+            results: ctypes of results other than a status (int32).
+            abi: expected result of ``slipstream_NAME_abi``; None without such a function.
         """
         self.name = name
         self._arguments, self._results, self._abi = arguments, results or {}, abi
@@ -75,7 +75,7 @@ class Family:
 
     @property
     def library(self) -> Any:
-        """The library with signatures; None where Python has to do, or without this family."""
+        """The library with signatures; None without a library or this family."""
         loaded = library()
         if loaded is None:
             return None
@@ -86,9 +86,9 @@ class Family:
 
     @property
     def kernels(self) -> dict[InstructionSet, int]:
-        """The compiled kernels' numbers by instruction set: those that run here, best first.
+        """Numbers of the compiled kernels that run here by instruction set, best first.
 
-        ``SLIPSTREAM_INSTRUCTION_SET`` leaves out what is above it. Empty without the library.
+        ``SLIPSTREAM_INSTRUCTION_SET`` excludes higher ones. Empty without the library.
         """
         if self.library is None:
             return {}
@@ -97,11 +97,13 @@ class Family:
             level_of = getattr(self._library, f"slipstream_{self.name}_level")
             level_of.restype, level_of.argtypes = TEXT, [INT32]
             built = {InstructionSet(level_of(number).decode()): number for number in range(count())}
-            self._kernels = {one: built[one] for one in cpu_features().levels if one in built}
+            self._kernels = {
+                level: built[level] for level in cpu_features().levels if level in built
+            }
         return self._kernels
 
     def kernel(self, level: InstructionSet | None = None) -> int | None:
-        """The number of the kernel for `level`, by default the best; None where Python has to do.
+        """Return the number of the kernel for `level`, by default the best; None without kernels.
 
         Raises:
             KeyError: no kernel of `level` runs here.
@@ -115,14 +117,14 @@ class Family:
         """Call a function that returns a status.
 
         Raises:
-            SlipstreamError: it is not 0.
+            SlipstreamError: the status is not 0.
         """
         status = getattr(self.library, f"slipstream_{function}")(*arguments)
         if status:
             raise SlipstreamError(f"the kernel '{function}' returned status {status}")
 
     def _declare(self, loaded: Any) -> bool:
-        """Whether `loaded` has these functions in the version that is known; declares them."""
+        """Declare the functions; return whether `loaded` has them, in the expected version."""
         try:
             if self._abi is not None:
                 version = getattr(loaded, f"slipstream_{self.name}_abi")
@@ -138,10 +140,10 @@ class Family:
 
 
 def array_pointer(array: npt.NDArray[Any] | None) -> int | None:
-    """Where the numbers of an array lie; it must outlive the call."""
+    """Return the address of an array's data; the array must outlive the call."""
     return None if array is None else array.ctypes.data
 
 
 def tensor_pointer(tensor: torch.Tensor | None) -> int | None:
-    """Where the numbers of a tensor lie; it must outlive the call."""
+    """Return the address of a tensor's data; the tensor must outlive the call."""
     return None if tensor is None else tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""What a program is made of: dependencies, resources, transfers, tensors, and their checks."""
+"""Parts of a program: dependencies, resources, transfers and tensors, with their checks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from slipstream.errors import GraphError, InvalidArgumentError
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
-# Given in any integer dtype that holds the values, kept in the one the docstring names.
+# Accepted in any integer dtype that holds the values, stored in the documented one.
 Integers = npt.NDArray[np.integer[Any]]
 Float64s = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Element = str | Callable[[int], str]
 
-# 36 years. With it, no sum of 2^31 such times can overflow, and no time is ever infinite.
+# 36 years. With this bound, no sum of 2^31 times overflows, and no time is infinite.
 MAX_TIME_NS = float(2**60)
 MAX_INDEX = 2**31 - 1
 MAX_BYTES = 2**62
-_MOST_PACKETS = 2**28
-# Of an array that is made when none is given.
+_MAX_PACKETS = 2**28
+# Default of an array that is created if it is missing.
 DEFAULT: Any = None
 
 
 class Names(Protocol):
-    """Names by number, made when a message needs one. A list of them will do."""
+    """Names by number, created when a message needs one, for example a list."""
 
     def __getitem__(self, number: int, /) -> str: ...
 
@@ -38,21 +38,21 @@ class Names(Protocol):
 
 
 class Policy(enum.IntEnum):
-    """Which of its ready tasks a lane runs next. No lane runs two tasks at once."""
+    """Order in which a lane runs its ready tasks. A lane runs one task at a time."""
 
     FIXED = 0
-    """In order of task ids, step after step; a task that is not ready holds up the lane."""
+    """In order of task ids, step after step; a task that is not ready blocks the lane."""
     FIFO = 1
     """In order of (ready time, instance); instance = step * tasks + task id."""
     PRIORITY = 2
-    """When free, the least (priority, ready time, instance); a started task is never disturbed."""
+    """When free, the smallest (priority, ready time, instance), without preemption."""
     PREEMPTIVE = 3
     """As PRIORITY, but a task with a strictly smaller priority number interrupts the running one,
-    which resumes later where it stopped. With a quantum, only after whole quanta of work since
-    the task was started or resumed."""
+    which resumes later. With a quantum, only after whole quanta of work since the task was started
+    or resumed."""
     CONCURRENT = 4
-    """Any number of tasks at once, each as soon as it is ready: a network, a delay. Such tasks
-    have no gap and hold no resources."""
+    """Any number of tasks simultaneously, each as soon as it is ready: a network, a delay. Such
+    tasks have no gap and hold no resources."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,9 @@ class Edges:
 
     Attributes:
         src, dst: int32 [edges], task ids.
-        delay_ns: float64 [edges]; `dst` may start this long after `src` ended. Default 0.
-        lag: uint8 [edges]; 0 within a step, 1 when `src` of one step gates `dst` of the next.
+        delay_ns: float64 [edges]; minimum time from the end of `src` to the start of `dst`.
+            Default 0.
+        lag: uint8 [edges]; 0 within a step, 1 if `src` of one step gates `dst` of the next.
     """
 
     src: Integers
@@ -85,11 +86,11 @@ class Edges:
 class Resources:
     """Counting resources, held by a task from its start to its end.
 
-    A preempted task keeps what it holds. All amounts of a task are taken at once. The head of a
-    lane waits in the queue of every resource it needs, ordered by (ready time, instance), and
-    starts once it is first in each and every amount is free: nobody overtakes, nobody starves,
-    and since nobody waits while holding, nothing deadlocks. On a preemptive lane, a suspended
-    task resumes while the head waits, for it may hold what the head waits for.
+    A preempted task retains its resources. All amounts of a task are acquired together. The head of
+    a lane waits in the queue of every resource it needs, ordered by (ready time, instance), and
+    starts once it is first in each and every amount is free. So there is no overtaking and no
+    starvation, and since no task waits while holding resources, no deadlock. On a preemptive lane a
+    suspended task resumes while the head waits, because it may hold what the head waits for.
 
     Attributes:
         capacity: int64 [resources].
@@ -112,25 +113,26 @@ class Resources:
 
 @dataclass(frozen=True, eq=False)
 class Packets:
-    """How transfers travel as packets: what queues do, and how senders answer.
+    """Transfers as packets: the behaviour of queues and senders.
 
-    A packet waits on every link for those before it, takes its bytes over the capacity, then the
-    latency. Senders keep a window of packets under way, which grows with acknowledgements, halves
-    with a loss, and shrinks by half of the share of packets that were marked. Acknowledgements take
-    the latency of the path and no bandwidth. More urgent transfers go first at every link.
+    A packet waits on every link for earlier ones, then takes its bytes over the capacity, then the
+    latency. Senders have a window of packets in transit, which grows with acknowledgements, halves
+    with a loss, and shrinks by half of the share of marked packets. Acknowledgements take the
+    latency of the path and no bandwidth. More urgent transfers go first at every link.
 
     Attributes:
-        latency_ns: float64 [links]; from the end of sending to arrival.
-        queue_bytes: float64 [links]; room for packets that wait, headers included; what finds none
-            is dropped. May be infinite.
-        mark_bytes: float64 [links]; packets that wait beyond this are marked (ECN); infinite: none.
-        payload_bytes, header_bytes: of a packet.
-        first_window, max_window: packets under way, at the beginning and at most.
-        timeout_ns: without an acknowledgement for so long, all under way count as lost; doubles
-            with every repetition.
+        latency_ns: float64 [links]; time from the end of sending to arrival.
+        queue_bytes: float64 [links]; room for waiting packets, including headers; others are
+            dropped. May be infinite.
+        mark_bytes: float64 [links]; waiting bytes beyond which packets are marked (ECN); infinite:
+            never.
+        payload_bytes, header_bytes: sizes of a packet's parts.
+        first_window, max_window: initial and maximum number of packets in transit.
+        timeout_ns: time without an acknowledgement after which all in transit count as lost;
+            doubles with every repetition.
 
     Raises:
-        InvalidArgumentError: a shape or value outside what is allowed.
+        InvalidArgumentError: a shape or value is not allowed.
     """
 
     latency_ns: Float64s
@@ -161,10 +163,10 @@ class Packets:
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """What tasks transfer, and over which links.
+    """Transfers of tasks, and the links they use.
 
-    A task with bytes takes its duration first (latency), then moves its bytes along its path. All
-    transfers of one instant share the links max-min fairly, by weight; a transfer with a smaller
+    A task with bytes first takes its duration (latency), then moves its bytes along its path. All
+    simultaneous transfers share the links max-min fairly, by weight; a transfer with a smaller
     `Program.priority` is served first, strictly. A rate of 1 byte per nanosecond is 1 GB/s.
 
     Attributes:
@@ -172,14 +174,14 @@ class Flows:
         path_offset, path_link: int64 [tasks + 1], int32 [hops]; task t uses the links
             ``path_link[path_offset[t]:path_offset[t + 1]]``, each at most once.
         nbytes: float64 [tasks]; 0 for a task that transfers nothing.
-        weight: float64 [tasks]; its share where it competes, for instance how many connections
-            it opens. Default 1.
-        link_names: [links], for messages only.
-        packets: how they travel where queues matter; None: as fluids.
+        weight: float64 [tasks]; share when transfers compete, for instance the number of
+            connections. Default 1.
+        link_names: [links], only for messages.
+        packets: model of packets, if queues matter; None for fluids.
 
     Raises:
-        InvalidArgumentError: a shape or value outside what is allowed; names the element.
-        GraphError: a link without capacity on the path of a transfer.
+        InvalidArgumentError: a shape or value is not allowed; the error names the element.
+        GraphError: a link on the path of a transfer has no capacity.
     """
 
     capacity: Float64s
@@ -206,34 +208,35 @@ class Flows:
             self._check_packets(self.packets)
 
     def link_name(self, link: int) -> str:
-        """``link 17 (leaf3->spine7)``."""
+        """Return ``link 17 (leaf3->spine7)``."""
         return f"link {link} ({self.link_names[link]})" if self.link_names else f"link {link}"
 
     def _check_packets(self, packets: Packets) -> None:
         if packets.latency_ns.size != self.capacity.size:
             raise InvalidArgumentError(
-                "packets", f"is of {packets.latency_ns.size} links, there are {self.capacity.size}"
+                "packets",
+                f"has {packets.latency_ns.size} links, but there are {self.capacity.size}",
             )
         heavy = np.flatnonzero((self.nbytes > 0.0) & (self.weight != 1.0))
         if heavy.size:
             raise InvalidArgumentError(
                 "flows.weight",
-                f"task {heavy[0]} has {self.weight[heavy[0]]}, and packets know no weights",
-                remedy="weight 1, or several transfers in place of a heavy one",
+                f"task {heavy[0]} has {self.weight[heavy[0]]}, but packets have no weights",
+                remedy="use weight 1, or several transfers instead of a heavy one",
             )
         count = float(np.ceil(self.nbytes / packets.payload_bytes).sum())
-        if count > _MOST_PACKETS:
+        if count > _MAX_PACKETS:
             raise InvalidArgumentError(
-                "flows.nbytes", f"are {count:.3g} packets, at most {_MOST_PACKETS:.3g} are allowed",
-                remedy="fluids, or fewer bytes",
+                "flows.nbytes", f"are {count:.3g} packets, at most {_MAX_PACKETS:.3g} are allowed",
+                remedy="use fluids, or fewer bytes",
             )  # fmt: skip
 
     def _check_transfers(self) -> None:
         moves = self.nbytes > 0.0
         count = np.diff(self.path_offset)
         for wrong, what in (
-            (moves & (count == 0), "has bytes to transfer and no path"),
-            (moves & (self.weight == 0.0), "has weight 0, must be positive"),
+            (moves & (count == 0), "has bytes to transfer but no path"),
+            (moves & (self.weight == 0.0), "has weight 0, but it must be positive"),
         ):
             if wrong.any():
                 raise InvalidArgumentError("flows", f"task {int(np.flatnonzero(wrong)[0])} {what}")
@@ -252,7 +255,7 @@ class Flows:
         if twice.size:
             at, link = divmod(int(pair[twice[0]]), self.capacity.size)
             raise InvalidArgumentError(
-                "flows.path_link", f"task {at} goes twice over {self.link_name(link)}"
+                "flows.path_link", f"task {at} uses a link twice: {self.link_name(link)}"
             )
 
 
@@ -262,13 +265,13 @@ class Tensors:
 
     Attributes:
         nbytes: int64 [tensors].
-        producer: int32 [tensors]; the task whose start allocates it, -1 when it exists from the
+        producer: int32 [tensors]; the task whose start allocates it, -1 if it exists from the
             beginning of every step.
         consumer_offset, consumer_task: int64 [tensors + 1], int32 [uses]; tensor i is used by
             ``consumer_task[consumer_offset[i]:consumer_offset[i + 1]]``, the last of which frees
             it.
         persistent: bool [tensors]; allocated once, never freed. Default False.
-        pool: int32 [tensors]; memory it lies in (a device). Default 0.
+        pool: int32 [tensors]; the memory that holds it (a device). Default 0.
     """
 
     nbytes: Integers
@@ -292,7 +295,7 @@ class Tensors:
 
 
 def put(owner: object, name: str, value: object) -> None:
-    """Sets a field of a frozen dataclass while it is being made."""
+    """Set a field of a frozen dataclass during its construction."""
     object.__setattr__(owner, name, value)
 
 
@@ -304,7 +307,7 @@ def put_integers(
     low: int = 0,
     high: int | None = None,
 ) -> npt.NDArray[Any]:
-    """Makes `as_integers` of the field that `name` ends with; arguments as there."""
+    """Convert the field that `name` ends with by `as_integers`."""
     field = name.rpartition(".")[2]
     array = as_integers(name, getattr(owner, field), dtype, size, low, high)
     put(owner, field, array)
@@ -312,23 +315,23 @@ def put_integers(
 
 
 def put_offsets(owner: object, name: str, rows: int, entries: int, what: str) -> None:
-    """Makes int64 [rows + 1] of a field, which must rise from 0 to the number of entries."""
+    """Convert a field to int64 [rows + 1], which must rise from 0 to the number of entries."""
     offset = put_integers(owner, name, np.int64, rows + 1)
     if offset[0] != 0 or offset[-1] != entries or np.any(np.diff(offset) < 0):
         raise InvalidArgumentError(name, f"must rise from 0 to {entries}, the number of {what}")
 
 
 def put_times(owner: object, name: str, size: int, element: Element) -> None:
-    """Makes `as_times` of the field that `name` ends with."""
+    """Convert the field that `name` ends with by `as_times`."""
     field = name.rpartition(".")[2]
     put(owner, field, as_times(name, getattr(owner, field), size, element))
 
 
 def put_amounts(owner: object, name: str, size: int, element: Element) -> None:
-    """Makes float64 [size], each finite and at least 0, of the field that `name` ends with."""
+    """Convert the field that `name` ends with to float64 [size], each finite and at least 0."""
     field, top = name.rpartition(".")[2], float(np.finfo(np.float64).max)
-    given = getattr(owner, field)
-    put(owner, field, _bounded(name, given, size, element, top, "", "finite and at least 0"))
+    values = getattr(owner, field)
+    put(owner, field, _bounded(name, values, size, element, top, "", "finite and at least 0"))
 
 
 def as_integers(
@@ -339,10 +342,11 @@ def as_integers(
     low: int = 0,
     high: int | None = None,
 ) -> npt.NDArray[Any]:
-    """`values` as a one-dimensional array of `dtype`; None gives zeros.
+    """Return `values` as a one-dimensional array of `dtype`; zeros for None.
 
     Raises:
-        InvalidArgumentError: not integers, another size, or a value outside [low, high].
+        InvalidArgumentError: they are not integers, or have another size or values outside
+            [low, high].
     """
     if values is None:
         return np.zeros(size or 0, dtype)
@@ -366,11 +370,11 @@ def as_integers(
 
 
 def as_times(name: str, values: Any, size: int, element: Element) -> Float64s:
-    """`values` as float64 [size] nanoseconds; None gives zeros.
+    """Return `values` as float64 [size] nanoseconds; zeros for None.
 
     Raises:
-        InvalidArgumentError: another shape, or a value that is negative, infinite, not a number
-            or beyond `MAX_TIME_NS`.
+        InvalidArgumentError: the shape differs, or a value is negative, infinite, not a number
+            or above `MAX_TIME_NS`.
     """
     if values is None:
         return np.zeros(size, np.float64)
@@ -411,7 +415,7 @@ def check_index(
     element: Element,
     target: str,
 ) -> None:
-    """Raises InvalidArgumentError for the first of `values` outside [0, size)."""
+    """Raise InvalidArgumentError for the first of `values` outside [0, size)."""
     if values.size == 0 or (int(values.min()) >= 0 and int(values.max()) < size):
         return
     i = int(np.flatnonzero((values < 0) | (values >= size))[0])
@@ -422,7 +426,7 @@ def check_index(
 
 
 def frozen(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
-    """A contiguous read-only view of `array` as `dtype`; a copy only where one is needed."""
+    """Return a contiguous read-only view of `array` as `dtype`, copied only if necessary."""
     view = np.ascontiguousarray(array, dtype).view()
     view.flags.writeable = False
     return view

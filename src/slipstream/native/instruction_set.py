@@ -1,4 +1,4 @@
-"""Which instruction sets this processor can run, for choosing kernels and for ``doctor``."""
+"""Instruction sets of this CPU, for selecting kernels and for ``doctor``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from slipstream.native.loader import library
 
 
 class InstructionSet(enum.StrEnum):
-    """Levels a kernel may be written for."""
+    """Levels that kernels may require."""
 
     SCALAR = "scalar"
     AVX2 = "avx2"
     """x86-64 with AVX2 and FMA."""
     AVXVNNI = "avxvnni"
-    """AVX2 and the int8 dot product on 256 bits: client processors from Alder Lake on."""
+    """AVX2 and the 256-bit int8 dot product: client CPUs from Alder Lake."""
     AVX512BW = "avx512bw"
     """AVX-512 F, BW, DQ and VL: Skylake-SP and later."""
     AVX512VNNI = "avx512vnni"
-    """Those and VNNI: Cascade Lake, Cooper Lake and later."""
+    """As `AVX512BW`, with VNNI: Cascade Lake, Cooper Lake and later."""
     AVX512 = "avx512"
     """AVX-512 F, BW, DQ, VL, VNNI, VBMI and VPOPCNTDQ: Ice Lake, Zen 4 and later."""
     AMX = "amx"
-    """x86-64 with tiles of bytes: Sapphire Rapids and later."""
+    """x86-64 with int8 tiles: Sapphire Rapids and later."""
     NEON = "neon"
     NEON_DOTPROD = "neon_dotprod"
     """AArch64 with the int8 dot product (Armv8.2)."""
@@ -38,53 +38,53 @@ class InstructionSet(enum.StrEnum):
 
 @dataclass(frozen=True)
 class CpuFeatures:
-    """What was found.
+    """Features of a CPU.
 
     Attributes:
         features: any of ``avx2 avx512 avx512_vnni avx512_vbmi avx512_vpopcntdq avx_vnni amx_int8
-            neon dotprod``; ``avx512`` stands for F, BW, DQ and VL together, ``avx2`` includes FMA.
-        source: ``"cpuid"`` (asked the processor and the operating system), ``"/proc/cpuinfo"``,
-            ``"platform"`` or ``"unknown"``.
+            neon dotprod``; ``avx512`` includes F, BW, DQ and VL, ``avx2`` includes FMA.
+        source: ``"cpuid"`` (of CPU and operating system), ``"/proc/cpuinfo"``, ``"platform"`` or
+            ``"unknown"``.
     """
 
     features: frozenset[str]
     source: str
 
     def runs(self, level: InstructionSet) -> bool:
-        """Whether kernels of `level` can run here."""
+        """Whether kernels of `level` run here."""
         return _REQUIRED[level] <= self.features
 
     @property
     def best(self) -> InstructionSet:
-        """The highest level that can run here.
+        """The highest level that runs here.
 
-        ``SLIPSTREAM_INSTRUCTION_SET`` in the environment lowers it (for tests and comparisons); a
-        level this processor lacks is ignored, because honouring it would crash.
+        The environment variable ``SLIPSTREAM_INSTRUCTION_SET`` lowers it (for tests and
+        comparisons); a level that this CPU lacks is ignored, because its kernels would crash.
 
         Raises:
-            UnknownNameError: the environment names no level.
+            UnknownNameError: the variable's value is not a level.
         """
-        wanted = os.environ.get("SLIPSTREAM_INSTRUCTION_SET", "").strip().lower()
-        if wanted:
-            if wanted not in list(InstructionSet):
+        name = os.environ.get("SLIPSTREAM_INSTRUCTION_SET", "").strip().lower()
+        if name:
+            if name not in list(InstructionSet):
                 raise UnknownNameError(
                     "instruction set",
-                    wanted,
+                    name,
                     list(InstructionSet),
                     where="environment variable SLIPSTREAM_INSTRUCTION_SET",
                 )
-            if self.runs(InstructionSet(wanted)):
-                return InstructionSet(wanted)
+            if self.runs(InstructionSet(name)):
+                return InstructionSet(name)
         return next(level for level in _BEST_FIRST if self.runs(level))
 
     @property
     def levels(self) -> list[InstructionSet]:
-        """`best` and what else can run here below it, best first."""
+        """All levels that run here up to `best`, best first."""
         below = _BEST_FIRST[_BEST_FIRST.index(self.best) :]
         return [level for level in below if self.runs(level)]
 
 
-# What each level needs, best first.
+# Features that each level requires, best first.
 _REQUIRED = {
     InstructionSet.AMX: {"avx2", "amx_int8"},
     InstructionSet.AVX512: {"avx2", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"},
@@ -98,8 +98,8 @@ _REQUIRED = {
 }
 _BEST_FIRST = tuple(_REQUIRED)
 
-# What each feature is called in the flags of /proc/cpuinfo, where all must be there; in the order
-# of the bits of `slipstream_cpu_features` in engine.h.
+# Required flags in /proc/cpuinfo for each feature, in the order of the bits of
+# `slipstream_cpu_features` in engine.h.
 _CPUINFO_FLAGS = {
     "avx2": {"avx2", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
@@ -116,7 +116,7 @@ _KNOWN_BIT = 1 << 31
 
 @functools.cache
 def cpu_features() -> CpuFeatures:
-    """The features of this processor, asked once per process."""
+    """Return the features of this CPU, determined once per process."""
     compiled = library()
     if compiled is not None:
         compiled.slipstream_cpu_features.restype = ctypes.c_uint32
@@ -132,7 +132,7 @@ def cpu_features() -> CpuFeatures:
 
 
 def features_in_cpuinfo(lines: Iterable[str]) -> frozenset[str]:
-    """Features every processor listed in ``/proc/cpuinfo`` has (cores may differ)."""
+    """Return the features that all CPUs in ``/proc/cpuinfo`` have (cores may differ)."""
     common: set[str] | None = None
     for line in lines:
         key, _, value = line.partition(":")
@@ -146,6 +146,6 @@ def features_in_cpuinfo(lines: Iterable[str]) -> frozenset[str]:
 
 def _from_platform(system: str, machine: str) -> CpuFeatures:
     if system == "Darwin" and machine == "arm64":
-        # Every Apple processor that runs macOS has both.
+        # Every Apple CPU that runs macOS has both.
         return CpuFeatures(frozenset({"neon", "dotprod"}), "platform")
     return CpuFeatures(frozenset(), "unknown")

@@ -1,4 +1,4 @@
-"""Finds and loads the compiled library, or says once that it is missing."""
+"""Find and load the compiled library; warn once if it is missing."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ _OFF = frozenset({"off", "0", "false", "no"})
 SWITCHED_OFF = None, "switched off by SLIPSTREAM_NATIVE"
 
 _lock = threading.Lock()
-# The library and why there is none, once they were looked for.
+# The library, and why it is missing, after the first search.
 _answer: tuple[ctypes.CDLL | None, str | None] | None = None
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None where Python has to do; looked for once per process.
+    """Return the compiled library, or None to use Python; searched once per process.
 
-    ``SLIPSTREAM_NATIVE=off`` in the environment gives None, silently: it was asked for. A library
-    that is missing, cannot be loaded or has another ABI version gives None with one
-    `SlipstreamWarning`.
+    ``SLIPSTREAM_NATIVE=off`` in the environment returns None without a warning. A library that is
+    missing, cannot be loaded or has another ABI version returns None with one `SlipstreamWarning`.
     """
     return (_answer or _look())[0]
 
@@ -60,16 +59,16 @@ def _digest(path: str) -> str:
 
 
 def build() -> str:
-    """Which compiled library `library` gives: what was timed with another one is not true of it.
+    """Return a hash of the compiled library, since timings hold only for one build.
 
-    Empty where it gives none.
+    Empty without a library.
     """
     engine = library()
     return "" if engine is None else _digest(engine._name)
 
 
 def why_no_library() -> str | None:
-    """In words, why `library` gives None; None where it gives a library."""
+    """Return why `library` returns None; None if it returns a library."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlipstreamWarning)
         return (_answer or _look())[1]
@@ -77,10 +76,10 @@ def why_no_library() -> str | None:
 
 @functools.cache
 def triton_module(name: str) -> Any:
-    """A module of kernels for CUDA devices; None where Triton is not installed.
+    """Import a module of CUDA kernels; return None if Triton is not installed.
 
     Args:
-        name: with its package.
+        name: name with the package.
     """
     try:
         return importlib.import_module(name)
@@ -96,7 +95,7 @@ def _search_folders() -> list[Path]:
 
 
 def _load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str | None]:
-    """The first library found in `folders`, or why there is none."""
+    """Return the first library found in `folders`, or why there is none."""
     for folder in folders:
         for name in _FILE_NAMES:
             path = folder / name

@@ -1,4 +1,4 @@
-"""How torch comes to know an operator of this package, on a processor and on a CUDA device."""
+"""Registration of this package's operators with torch, for CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def define(
     """Define ``slipstream::`` `schema`.
 
     Args:
-        run: what it does.
-        shape: the same, of tensors without numbers.
-        devices: dispatch keys it runs for.
-        no_gradient: why a backward pass through it is an error; "" where it is differentiated
+        run: implementation.
+        shape: implementation for tensors without data.
+        devices: dispatch keys of `run`.
+        no_gradient: why a backward pass through it is an error; "" if it is differentiated
             elsewhere or its results are integers.
-        batched: its rule for ``torch.vmap``, as of ``torch.library.register_vmap``.
+        batched: rule for ``torch.vmap``, see ``torch.library.register_vmap``.
     """
     name = schema.partition("(")[0]
     _operators.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -43,8 +43,8 @@ def define(
 
         def refuse(context: Any, *gradients: Any) -> Any:
             raise SlipstreamError(
-                f"no gradient goes through slipstream::{name}: {no_gradient}",
-                remedy="with torch.no_grad(), or detach its input",
+                f"slipstream::{name} is not differentiable: {no_gradient}",
+                remedy="call it under torch.no_grad(), or detach its input",
             )
 
         torch.library.register_autograd(full, refuse, lib=_operators)
@@ -53,16 +53,16 @@ def define(
 
 
 def profiled() -> bool:
-    """Whether a profiler wants to see operators."""
+    """Whether a profiler records operators."""
     autograd: Any = torch.autograd
     return bool(autograd._profiler_enabled())
 
 
 def plainly(x: torch.Tensor) -> bool:
-    """Whether `x` has numbers of its own and torch does no more than run what is called.
+    """Whether `x` has data and torch only executes calls.
 
-    False for tensors that stand for others (of a device without memory, of a compiler, of
-    ``vmap``), and while something traces: then only an operator is seen.
+    False for tensors without data or that represent others (of the meta device, of a compiler, of
+    ``vmap``), and during tracing: only operators are visible then.
     """
     c: Any = torch._C
     return (
@@ -75,13 +75,13 @@ def plainly(x: torch.Tensor) -> bool:
 
 
 def _of_one_device(name: str, shape: Callable[..., Any]) -> Callable[..., Any]:
-    """`shape`, which would give memory with anything in it for a mix of devices."""
+    """Check devices before `shape`, which would return uninitialised memory for mixed devices."""
 
     def checked(*arguments: Any) -> Any:
-        tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
-        if len({one.is_meta for one in tensors}) > 1:
+        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        if len({tensor.is_meta for tensor in tensors}) > 1:
             raise InvalidArgumentError(
-                f"slipstream::{name}", "has tensors on device 'meta' and others that are not",
+                f"slipstream::{name}", "has some tensors on device 'meta' and others elsewhere",
                 remedy="load the whole model, or move all of it",
             )  # fmt: skip
         return shape(*arguments)

@@ -1,4 +1,4 @@
-"""The input of the event engine: tasks on lanes, and all that they depend on."""
+"""The input of the event engine: tasks on lanes, and their dependencies."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ from slipstream.native.inputs import (
     put_times,
 )
 
-# Below what any clock resolves; counting smaller quanta would overflow.
+# Below the resolution of any clock; counting smaller quanta would overflow.
 MIN_QUANTUM_NS = 2.0**-10
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What the engine simulates. Checked when made; do not change its arrays afterwards.
+    """The program that the engine simulates. Checked at construction; its arrays must not change.
 
     Attributes:
         lane: int32 [tasks]; the lane each task runs on.
         duration_ns: float64 [tasks].
-        gap_ns: float64 [tasks]; after a task its lane stays blocked this long, while successors
-            may already start. Default 0.
+        gap_ns: float64 [tasks]; time for which a lane remains blocked after a task, while
+            successors may already start. Default 0.
         priority: int32 [tasks]; **smaller is more urgent**. Default 0.
-        policies: uint8 [lanes] of `Policy`; by default every lane that occurs is FIXED.
-        quantum_ns: float64 [lanes]; granularity of preemption, 0 (default) = at once, else at
-            least `MIN_QUANTUM_NS`.
+        policies: uint8 [lanes] of `Policy`; by default every used lane is FIXED.
+        quantum_ns: float64 [lanes]; granularity of preemption, 0 (default) for immediate
+            preemption, otherwise at least `MIN_QUANTUM_NS`.
         edges: dependencies.
-        steps: how often the tasks are repeated; instance (k, t) is task t of step k.
-        resources: what tasks hold while they run.
-        flows: what tasks transfer over links. Not on PREEMPTIVE lanes.
-        tensors: what lives in memory.
-        names: [tasks], for messages only.
+        steps: number of repetitions of the tasks; instance (k, t) is task t of step k.
+        resources: resources that tasks hold while they run.
+        flows: transfers over links. Not on PREEMPTIVE lanes.
+        tensors: tensors in memory.
+        names: [tasks], only for messages.
 
     Raises:
-        InvalidArgumentError: a shape, dtype, index or value outside what is allowed; names the
+        InvalidArgumentError: a shape, dtype, index or value is not allowed; the error names the
             element.
-        GraphError: a task that needs more of a resource than there is.
+        GraphError: a task needs more of a resource than its capacity.
     """
 
     lane: Integers
@@ -90,7 +90,7 @@ class Program:
             raise InvalidArgumentError(
                 "quantum_ns",
                 f"lane {tiny[0]} has {self.quantum_ns[tiny[0]]} ns",
-                remedy=f"0 for preemption at once, or at least {MIN_QUANTUM_NS} ns",
+                remedy=f"use 0 for immediate preemption, or at least {MIN_QUANTUM_NS} ns",
             )
         if self.names is not None and len(self.names) != tasks:
             raise InvalidArgumentError("names", f"has {len(self.names)} entries for {tasks} tasks")
@@ -98,10 +98,10 @@ class Program:
         check_index("edges.src", self.edges.src, tasks, "edge", "task")
         check_index("edges.dst", self.edges.dst, tasks, "edge", "task")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise InvalidArgumentError("steps", f"{self.steps!r} is not an integer from 1 up")
+            raise InvalidArgumentError("steps", f"{self.steps!r} is not a positive integer")
         if self.steps * max(tasks, 1) > MAX_INDEX:
             raise InvalidArgumentError(
-                "steps", f"{self.steps} steps of {tasks} tasks are more than 2^31 - 1 instances"
+                "steps", f"{self.steps} steps of {tasks} tasks exceed 2^31 - 1 instances"
             )
         if self.edges.src.size > MAX_INDEX:
             raise InvalidArgumentError("edges", "more than 2^31 - 1 edges")
@@ -116,7 +116,7 @@ class Program:
 
     @property
     def tasks(self) -> int:
-        """Tasks in one step."""
+        """Number of tasks in one step."""
         return self.lane.size
 
     @property
@@ -125,45 +125,48 @@ class Program:
 
     @property
     def needs(self) -> tuple[Int64s, Int32s, Int64s] | None:
-        """Resources by task: offset [tasks + 1], resource and positive amount; None when none."""
+        """Needs by task: offset [tasks + 1], resource and positive amount; None without needs."""
         needs: tuple[Int64s, Int32s, Int64s] | None = getattr(self, "_needs", None)
         return needs if needs is not None and needs[1].size else None
 
     def task_name(self, task: int) -> str:
-        """``task 17 (aten::mm)``."""
+        """Return ``task 17 (aten::mm)``."""
         return f"task {task} ({self.names[task]})" if self.names else f"task {task}"
 
     def compile(self, backend: Literal["auto", "native", "python"] = "auto") -> Compiled:
-        """What does not depend on durations, built once per program and kept with it.
+        """Return the part that does not depend on durations, built once and cached in the program.
 
         Raises:
-            GraphError: dependencies form a cycle; names its tasks.
+            GraphError: dependencies form a cycle; the error names its tasks.
         """
         return compile_program(self, backend)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A compiled program is a pointer: it stays in its process.
+        # A compiled program is a pointer, valid only in its process.
         return {key: value for key, value in self.__dict__.items() if key != "_compiled"}
 
-    def _sum_needs(self, given: Resources) -> tuple[Int64s, Int32s, Int64s]:
-        wanted = given.amount > 0
-        pair = given.task[wanted].astype(np.int64) * given.capacity.size + given.resource[wanted]
+    def _sum_needs(self, resources: Resources) -> tuple[Int64s, Int32s, Int64s]:
+        positive = resources.amount > 0
+        pair = (
+            resources.task[positive].astype(np.int64) * resources.capacity.size
+            + resources.resource[positive]
+        )
         pairs, inverse = np.unique(pair, return_inverse=True)
         amount = np.zeros(pairs.size, np.int64)
-        np.add.at(amount, inverse, given.amount[wanted])
-        # Where the exact sum may have wrapped round, say the largest amount there can be.
-        rounded = np.bincount(inverse, given.amount[wanted], minlength=pairs.size)
+        np.add.at(amount, inverse, resources.amount[positive])
+        # If the exact sum may have wrapped around, use the largest possible amount.
+        rounded = np.bincount(inverse, resources.amount[positive], minlength=pairs.size)
         amount[rounded > MAX_BYTES] = np.iinfo(np.int64).max
-        task = pairs // max(given.capacity.size, 1)
-        resource = (pairs % max(given.capacity.size, 1)).astype(np.int32)
-        over = np.flatnonzero(amount > given.capacity[resource])
+        task = pairs // max(resources.capacity.size, 1)
+        resource = (pairs % max(resources.capacity.size, 1)).astype(np.int32)
+        over = np.flatnonzero(amount > resources.capacity[resource])
         if over.size:
             i = int(over[0])
             raise GraphError(
                 f"{self.task_name(int(task[i]))} needs {amount[i]} of resource {resource[i]}, "
-                f"which has {given.capacity[resource[i]]}",
+                f"which has {resources.capacity[resource[i]]}",
                 where="resources.amount",
-                remedy="raise the capacity or lower the amount; as it is, it can never start",
+                remedy="raise the capacity or lower the amount, since the task can never start",
             )
         offset = np.zeros(self.tasks + 1, np.int64)
         np.cumsum(np.bincount(task, minlength=self.tasks), out=offset[1:])
@@ -172,17 +175,17 @@ class Program:
     def _check_concurrent(self) -> None:
         if not (self.policies == Policy.CONCURRENT).any():
             return
-        beside = self.policies[self.lane] == Policy.CONCURRENT
+        concurrent = self.policies[self.lane] == Policy.CONCURRENT
         needy = np.zeros(self.tasks, np.bool_)
         if self.needs is not None:
             needy = np.diff(self.needs[0]) > 0
         for wrong, what in ((self.gap_ns > 0.0, "a gap"), (needy, "a resource")):
-            offenders = np.flatnonzero(beside & wrong)
+            offenders = np.flatnonzero(concurrent & wrong)
             if offenders.size:
                 raise InvalidArgumentError(
                     "policies",
-                    f"{self.task_name(int(offenders[0]))} has {what}, and its lane is CONCURRENT",
-                    remedy="a lane that runs one task at a time",
+                    f"{self.task_name(int(offenders[0]))} has {what}, but its lane is CONCURRENT",
+                    remedy="use a lane that runs one task at a time",
                 )
 
     def _check_flows(self, flows: Flows) -> None:
@@ -196,7 +199,7 @@ class Program:
             raise InvalidArgumentError(
                 "flows",
                 f"{self.task_name(int(offenders[0]))} transfers on a PREEMPTIVE lane",
-                remedy="a CONCURRENT lane: transfers of smaller priority are held up anyway",
+                remedy="use a CONCURRENT lane: less urgent transfers are delayed there too",
             )
 
     def _check_tensors(self, tensors: Tensors) -> None:

@@ -1,4 +1,4 @@
-"""What a simulation gives: times, rates of transfers, fates of packets; or the cycle it found."""
+"""Results of a simulation: times, transfer rates, counts of packets; or a cycle."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Simulation:
     Attributes:
         start_ns, end_ns: float64 [steps, tasks].
         step_end_ns: float64 [steps]; latest end of each step.
-        rate_changes: where they were asked for; None where packets travel, or nobody asked.
-        queues: what became of packets, where transfers travel as such.
+        rate_changes: changes of rates, if requested; None for packets.
+        queues: counts of packets, if transfers travel as packets.
     """
 
     start_ns: Float64s
@@ -37,15 +37,15 @@ class Simulation:
 
 @dataclass(frozen=True, eq=False)
 class RateChanges:
-    """When a transfer's rate or bottleneck changed, in order. The end of a transfer, which is that
-    of its task, is not listed again.
+    """Changes of a transfer's rate or bottleneck, in order, without the end of the transfer, which
+    is that of its task.
 
     Attributes:
         time_ns: float64 [changes].
         rate: float64 [changes], bytes per nanosecond from then on.
         instance: int32 [changes], step * tasks + task.
-        link: int32 [changes]; its bottleneck from then on: a link of its path that is full, and
-            on which no transfer of its priority has more for its weight.
+        link: int32 [changes]; its bottleneck from then on: a full link of its path on which no
+            transfer of its priority has a higher rate per weight.
     """
 
     time_ns: Float64s
@@ -60,18 +60,18 @@ class RateChanges:
         )
 
     def first(self, count: int) -> RateChanges:
-        """The first `count` of them."""
+        """Return the first `count` changes."""
         return RateChanges(*(getattr(self, column.name)[:count].copy() for column in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)
 class QueueCounts:
-    """What became of packets. Arrays are added to while a simulation runs.
+    """Counts of packets, updated during a simulation.
 
     Attributes:
-        peak_bytes: float64 [links]; the most that waited.
+        peak_bytes: float64 [links]; maximum of waiting bytes.
         dropped, marked: int64 [links].
-        sent_again: int64 [steps * tasks]; packets that a transfer sent more than once.
+        sent_again: int64 [steps * tasks]; number of retransmissions of each transfer.
     """
 
     peak_bytes: Float64s
@@ -81,7 +81,7 @@ class QueueCounts:
 
     @classmethod
     def zeros(cls, links: int, instances: int) -> QueueCounts:
-        """Before anything happened."""
+        """Return counts of 0."""
         return cls(
             np.zeros(links), np.zeros(links, np.int64), np.zeros(links, np.int64),
             np.zeros(instances, np.int64),
@@ -103,6 +103,6 @@ class CycleError(GraphError):
         super().__init__(
             "dependencies form a cycle: " + " -> ".join(shown),
             where=f"{len(self.tasks)} tasks",
-            remedy="drop one of these dependencies; tasks of a FIXED lane also wait for the task "
+            remedy="remove one of these dependencies; tasks of a FIXED lane also wait for the task "
             "before them in that lane",
         )
