@@ -18,7 +18,7 @@ static bool has_avx_vnni() {
 }
 
 // Whether there are tiles for products of bytes, and the operating system lets this process use them:
-// they are large, so that Linux wants to be asked (since 5.16; it is asked by each who needs them).
+// they are large, so that Linux requires a request (since 5.16; every user makes it).
 static bool has_amx_int8() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr unsigned kTiles = 1u << 24 | 1u << 25, kSaved = 3u << 17;

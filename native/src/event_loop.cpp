@@ -36,7 +36,7 @@ constexpr int32_t kReleased = -1;
 constexpr int32_t kPrefetched = 8;
 
 // All that the life of a task instance touches, two to a cache line: with random dependencies
-// every array would cost a cache miss of its own.
+// every array would cost a separate cache miss.
 struct alignas(32) Instance {
   double ready_ns;      // until it starts; then its start
   double duration_ns;   // until it ends; then its end
@@ -60,7 +60,7 @@ struct Lane {
   Key running_key = 0;
   double run_start_ns = 0.0;
   double run_end_ns = 0.0;
-  double boundary_ns = -1.0;   // quantum boundary asked for during this run
+  double boundary_ns = -1.0;   // quantum boundary requested during this run
   uint64_t end_sequence = 0;   // the kEnd event that is not stale
   int64_t next = 0;            // fixed lanes: how many instances have started
   Heap<Ready> ready;             // other lanes: released and not started
@@ -414,7 +414,7 @@ class Loop {
     __builtin_prefetch(&program_.succs_by_id.item[starting.succs]);
     if (lane.running >= 0)
       lane.suspended.push_back({lane.running_key, lane.run_end_ns - now_});
-    // `ready_ns` becomes the start below; a key is made from it once more only where needed.
+    // `ready_ns` becomes the start below; a key is built from it again only if necessary.
     const Key key = lane.policy == SLIPSTREAM_PREEMPTIVE ? key_of(instance)
                                                          : static_cast<uint32_t>(instance);
     if (lane.policy == SLIPSTREAM_FIXED) {
@@ -437,8 +437,8 @@ class Loop {
   // ---- (3) and (4) resources ---------------------------------------------------------------
   //
   // A head waits in the queue of every resource it needs, in order of (ready, instance), and
-  // starts when it is first in all of them and all amounts are free. Nobody overtakes, so nobody
-  // starves; amounts are taken all at once, so there is no hold-and-wait and no deadlock.
+  // starts when it is first in all of them and all amounts are free. No head overtakes, so none
+  // starves; all amounts are acquired together, which excludes hold-and-wait and deadlock.
 
   void enqueue(int32_t lane_id, int32_t instance) {
     lanes_[lane_id].waiting = instance;
@@ -450,7 +450,7 @@ class Loop {
     }
   }
 
-  // Leaves the queues; whoever becomes first may now be served.
+  // Leaves the queues; the new first of each may now be served.
   void withdraw(int32_t lane_id) {
     const int32_t instance = lanes_[lane_id].waiting;
     lanes_[lane_id].waiting = -1;

@@ -27,7 +27,7 @@ extern "C" int32_t slipstream_changes_in_turn(const int64_t *nbytes, const int32
   return slipstream::guarded(nullptr, [&]() -> int {
     for (int64_t i = 0; i < count; ++i)
       if (producer[i] >= tasks || release[i] >= tasks) return SLIPSTREAM_INVALID;
-    // While they are filled, each entry is the place behind what is there: one entry too early.
+    // While they are filled, each entry is the end of its list so far: one entry too early.
     std::vector<int64_t> end = places(producer, release, count, tasks);
     int64_t *next = end.data() + 1;
     for (int64_t i = 0; i < count; ++i) {

@@ -1,8 +1,8 @@
-// Vectors for what is large and read from end to end, as weights are.
+// Vectors for large data that is read sequentially, such as weights.
 //
-// Where the system can (Linux, unless transparent huge pages are off), their memory is of pages of
-// 2 MiB instead of 4 KiB. The processor's prefetchers stop at the end of a page, and each page is
-// looked up anew, in a virtual machine in two tables.
+// If the system supports it (Linux, unless transparent huge pages are off), their memory has pages
+// of 2 MiB instead of 4 KiB. The CPU's prefetchers stop at the end of a page, and each page needs
+// another look-up, in a virtual machine in two tables.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +55,7 @@ struct HugePaged {
 #if defined(__linux__)
   static std::size_t whole(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-  // Not from the heap: what it has handed out before lies in small pages already.
+  // Not from the heap, whose reused memory is already in small pages.
   static void *map(std::size_t bytes) {
     void *made = mmap(nullptr, whole(bytes) + kPage, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

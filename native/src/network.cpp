@@ -16,7 +16,7 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr double kEqual = 1e-11;
 // A rate that changes by less keeps its old value, so that its flow need not be touched.
 constexpr double kSameRate = 1e-12;
-// Of a capacity, what is too little to be shared.
+// Share of a capacity that is too small to be distributed.
 constexpr double kNothing = 1e-12;
 // Flows that would end together, but for rounding, do end together: 2^-42 of the time passed.
 constexpr double kTogether = 0x1p-42;
@@ -154,7 +154,7 @@ void Network::solve_class(int32_t rank, double now_ns) {
 }
 
 // The links of the set's flows from `first` on, and what others take of them. What a round before
-// found about the other links still holds: nobody there has joined.
+// found about the other links still holds: no flow there has joined.
 void Network::gather(int32_t rank, std::size_t first) {
   stale_.clear();
   for (std::size_t i = first; i < set_.size(); ++i) {

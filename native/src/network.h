@@ -2,15 +2,15 @@
 //
 // A flow's *level* is its rate divided by its weight. Rates are max-min fair when every flow has a
 // bottleneck: a saturated link of its path on which no flow has a higher level. That certificate
-// is also how rates are brought up to date when flows come and go, without looking at the others:
+// is also how rates are updated when flows start and end, without inspecting the others:
 //
-//   1. Begin with the set S of flows that came, and those whose bottleneck a flow left.
+//   1. Begin with the set S of flows that started, and those whose bottleneck a flow left.
 //   2. Share what the flows outside S leave of each link among the flows of S: raise all levels
 //      together and freeze the flows of each link that fills up (progressive filling).
-//   3. Look at the links of S: a flow outside whose certificate no longer holds there, or who is
+//   3. Inspect the links of S: a flow outside whose certificate no longer holds there, or which is
 //      above a flow of S that has its bottleneck there, joins S; back to 2.
 //
-// When nobody joins, every flow has its certificate, so the rates are exact. Priorities are
+// When no flow joins, every flow has its certificate, so the rates are exact. Priorities are
 // strict: classes are solved from the most urgent on, each on what those before it leave.
 //
 // `_network_reference.py` is the same algorithm, for reading; it gives the same bits, so sums here
@@ -91,7 +91,7 @@ class Network {
   // A link as the set being solved sees it.
   struct Touched {
     double taken;        // by more urgent classes and by flows outside the set
-    double residual;     // what is left for flows of the set that are not frozen
+    double residual;     // remaining capacity for flows of the set that are not frozen
     double weight;       // of those flows
     double set_weight;   // of all flows of the set
     double old_load;     // of the whole set, at the rates it has
@@ -105,7 +105,7 @@ class Network {
     int32_t count;       // flows of the set
     int32_t first;       // the set's flows here: a list in members_
     int32_t last;
-    bool stale;          // somebody joined since others were looked at
+    bool stale;          // a flow joined since the others were inspected
   };
 
   struct Path {

@@ -242,7 +242,7 @@ void PacketNetwork::transmit(int32_t id, int32_t link, double now_ns) {
   push(sent_ns + model_.latency_ns[link], kArrival, id);
 }
 
-// A packet has left; the first of the most urgent that wait is next.
+// A packet has left; the first of the most urgent waiting ones is next.
 void PacketNetwork::leave(int32_t link, double now_ns) {
   Queue &queue = queues_[link];
   queue.busy = false;

@@ -69,7 +69,7 @@ int check_packets(const slipstream_program_input &in, slipstream_error *error) {
 int check(const slipstream_program_input &in, slipstream_error *error) {
   if (in.tasks < 0 || in.tasks > kMaxIndex) return fail(error, SLIPSTREAM_INVALID, -1, "tasks");
   if (in.lanes < 0 || in.lanes > kMaxIndex) return fail(error, SLIPSTREAM_INVALID, -1, "lanes");
-  // Lists of successors carry one length per task besides the edges.
+  // Lists of successors have one length per task in addition to the edges.
   if (in.edges < 0 || in.edges > kMaxIndex - in.tasks)
     return fail(error, SLIPSTREAM_INVALID, -1, "tasks + edges");
   if (in.resources < 0 || in.resources > kMaxIndex)

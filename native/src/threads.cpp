@@ -83,7 +83,7 @@ class Pool {
 // Never deleted: its threads wait on it until the process ends.
 std::atomic<Pool *> pool{nullptr};
 
-// The child of a fork has none of the threads, and perhaps a lock that nobody will release.
+// The child of a fork has none of the threads, and perhaps a lock that is never released.
 void forget() { pool.store(nullptr); }
 
 Pool *the_pool() {

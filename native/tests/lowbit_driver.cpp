@@ -35,7 +35,7 @@ using Random = std::mt19937_64;
 constexpr int64_t kDepths[] = {1, 3, 17, 64, 127, 512, 1336, 1338, 4608};
 constexpr int64_t kRows[] = {1, 2, 3, 5, 8, 9, 13, 17, 64, kRowBlock, 200};
 constexpr int64_t kColumns[] = {1, 3, 8, 17, 33, 64, 127, 512};
-constexpr uint8_t kGarbage = 0xa5;  // in memory that nobody has written
+constexpr uint8_t kGarbage = 0xa5;  // in uninitialised memory
 constexpr int32_t kUntouched = -0x5a5a5a5b;
 constexpr int64_t kReadBeyond = 64;  // what kernel.h allows
 
@@ -97,7 +97,7 @@ struct Trial {
   }
 };
 
-// Output with strides, and what lies between its rows.
+// Output with strides, and the bytes between its rows.
 struct Output {
   int64_t rows, columns, stride;
   std::vector<int32_t> values;
@@ -121,7 +121,7 @@ struct Output {
   }
 };
 
-// The kernel by itself, in buffers of exactly the size it asked for.
+// The kernel in isolation, in buffers of exactly the requested size.
 std::string bare(const Kernel& kernel, const Trial& trial, Random& random) {
   const Problem& p = trial.p;
   Problem offline = p;

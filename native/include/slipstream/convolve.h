@@ -70,16 +70,16 @@ SLIPSTREAM_API int32_t slipstream_convolve(int32_t wide, const slipstream_convol
                                            const slipstream_epilogue *epilogue,
                                            const slipstream_result *result, int32_t threads);
 
-/* The same for a depthwise layer: each channel is seen through weights of its own, as many as the
- * kernel has pixels. These lie in pairs, [(pixels + 1) / 2][channels][2], the last one 0 where their
- * number is odd. SLIPSTREAM_INVALID: some code has more than `activation_bits` bits. */
+/* The same for a depthwise layer: each channel has its own weights, as many as the kernel has
+ * pixels. They are stored in pairs, [(pixels + 1) / 2][channels][2], the last one 0 if their number
+ * is odd. SLIPSTREAM_INVALID: some code has more than `activation_bits` bits. */
 SLIPSTREAM_API int32_t slipstream_depthwise(int32_t wide, const slipstream_convolution *shape,
                                             const uint8_t *codes, int32_t activation_zero,
                                             int32_t activation_bits, const int16_t *weights,
                                             const slipstream_epilogue *epilogue,
                                             const slipstream_result *result, int32_t threads);
 
-/* The greatest code each output pixel sees, channel by channel; what lies beyond the image is less
+/* The greatest code each output pixel sees, channel by channel; pixels outside the image are less
  * than any. Every output pixel sees part of the image. */
 SLIPSTREAM_API int32_t slipstream_max_pool(int32_t wide, const slipstream_convolution *shape,
                                            const uint8_t *codes, uint8_t *out);

@@ -1,4 +1,4 @@
-// Four products at once.
+// Four products simultaneously.
 
 #include "adasum/pieces.h"
 

@@ -1,4 +1,4 @@
-// Eight products at once.
+// Eight products simultaneously.
 
 #include "adasum/pieces.h"
 

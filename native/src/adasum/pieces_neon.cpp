@@ -1,4 +1,4 @@
-// Two products at once.
+// Two products simultaneously.
 
 #include "adasum/pieces.h"
 

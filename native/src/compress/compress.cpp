@@ -19,10 +19,10 @@ namespace compress {
 
 namespace {
 
-// Of gradient + residual so many cache lines are looked at to guess the threshold.
+// Number of cache lines of gradient + residual from which the threshold is estimated.
 constexpr int64_t kSampledLines = 2048;
 
-// Whose magnitude about k numbers exceed, rather more than fewer.
+// Threshold that about k magnitudes exceed, rather more than fewer.
 float guess(const float* gradient, const float* residual, int64_t count, int64_t k) {
   const int64_t lines = std::min(kSampledLines, count / kLanes);
   if (lines < 64) return 0.0f;
@@ -50,7 +50,7 @@ struct Candidates {
       : indices(static_cast<size_t>(capacity)), values(static_cast<size_t>(capacity)) {}
 };
 
-// The k largest of the candidates, in order; what is taken becomes zero in the residual.
+// The k largest of the candidates, in order; they become zero in the residual.
 void take(const Candidates& candidates, int64_t found, int64_t k, float* residual, int32_t* indices,
           float* values) {
   std::vector<float> sizes(static_cast<size_t>(found));
@@ -79,7 +79,7 @@ void top(const Kernel& kernel, const float* gradient, float* residual, int64_t c
   int64_t found = kernel.above(gradient, residual, count, threshold, capacity,
                                candidates.indices.data(), candidates.values.data());
   if (found < k || found > capacity) {
-    // A poor guess: too high, or nearly all is alike. All of them are candidates, then.
+    // A poor estimate: too high, or nearly all values are equal. Then all are candidates.
     capacity = count;
     candidates = Candidates(capacity);
     found = kernel.above(nullptr, residual, count, 0.0f, capacity, candidates.indices.data(),

@@ -12,7 +12,7 @@ namespace slipstream {
 namespace compress {
 
 constexpr int64_t kLanes = 16;
-// Codes are stored for whole groups of so many numbers.
+// Codes are stored for whole groups of this many numbers.
 constexpr int64_t kGroup = 32;
 // Bits of 2^100: sums of 2^27 numbers below it, and their scales, stay finite.
 constexpr uint32_t kLargest = 227u << 23;

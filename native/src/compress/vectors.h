@@ -1,4 +1,4 @@
-// Sixteen numbers at once, in as many of the level's registers as they take: one, two or four.
+// Sixteen numbers in one, two or four registers of the instruction set.
 //
 // The compiler's own vectors of 64 bytes would do where a register has as many. Where it has fewer,
 // compilers take comparisons and choices apart, number by number: twenty times slower.
@@ -120,7 +120,7 @@ inline float sum_of(const Floats& v) {
   return sum_of(lanes);
 }
 
-// In pairs, not one after the other: a small block would wait for 16 comparisons in a row.
+// In pairs, not sequentially: a small block would wait for 16 consecutive comparisons.
 SLIPSTREAM_INLINE float largest_of(const Floats& v) {
   constexpr int kWidth = kLanes / kParts;
   FloatPart most = v.part[0];

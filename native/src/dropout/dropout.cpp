@@ -13,7 +13,7 @@ namespace dropout {
 
 namespace {
 
-// A thread takes so many elements at once: a few microseconds of work.
+// Elements that a thread takes at a time: a few microseconds of work.
 constexpr int64_t kChunk = 1 << 16;
 
 struct Task {

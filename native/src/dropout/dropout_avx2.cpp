@@ -1,4 +1,4 @@
-// AVX2: four blocks at once, one to a 64-bit lane; a batch is two such halves.
+// AVX2: four blocks, one per 64-bit lane; a batch is two such halves.
 //
 // The multiplier reads only the lower half of a lane, so that a product is the next round's word as
 // it is, and what is in the upper halves never matters.

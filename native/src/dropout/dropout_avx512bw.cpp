@@ -1,4 +1,4 @@
-// AVX-512 F, BW, DQ and VL: eight blocks at once, one to a 64-bit lane.
+// AVX-512 F, BW, DQ and VL: eight blocks, one per 64-bit lane.
 //
 // The multiplier reads only the lower half of a lane, so that a product is the next round's word as
 // it is, and what is in the upper halves never matters.

@@ -1,4 +1,4 @@
-// AArch64: four blocks at once, one to a 32-bit lane; a batch is two such halves.
+// AArch64: four blocks, one per 32-bit lane; a batch is two such halves.
 
 #include <arm_neon.h>
 

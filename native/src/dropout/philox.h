@@ -1,7 +1,7 @@
-// Philox 4x32 for one block, and what all kernels do alike. Included by each kernel file, which has
-// a copy of its own compiled for its instruction set.
+// Philox 4x32 for one block, and the code that all kernels share. Included by each kernel file,
+// which compiles its own copy for its instruction set.
 //
-// Seven rounds, the least that pass BigCrush, are enough to drop numbers.
+// Seven rounds, the minimum that passes BigCrush, suffice for dropout.
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
 #pragma once
@@ -77,7 +77,7 @@ inline uint16_t rounded(float value) {
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// A kernel's loop over whole batches, and once more for what is left.
+// A kernel's loop over whole batches, and again for the remainder.
 template <typename T, void (*kWhole)(const Draw&, int64_t first, int64_t batches, const T* x, T* y)>
 void each_batch(const Draw& draw, int64_t first, int64_t count, const T* x, T* y) {
   const int64_t batches = count / kBatch, left = count % kBatch;

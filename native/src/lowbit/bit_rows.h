@@ -1,4 +1,4 @@
-// Values of `bits` bits, one after the other without gaps: value k takes bits k * bits and on of a
+// Values of `bits` bits, consecutive and without gaps: value k takes bits k * bits and on of a
 // row, counted from the low end of the first byte.
 #pragma once
 

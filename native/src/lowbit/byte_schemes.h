@@ -26,7 +26,7 @@ struct Deferred {
   }
 };
 
-// Widens each product to 32 bits at once: what 8-bit libraries do.
+// Widens each product to 32 bits immediately, as 8-bit libraries do.
 struct Int8 {
   using Panel = GroupedTile<1>;
 

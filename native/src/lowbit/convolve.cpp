@@ -134,7 +134,7 @@ class Finish {
   const int64_t columns_, at_once_;
   const slipstream_result& result_;
   std::unique_ptr<int32_t[]> signed_;
-  std::unique_ptr<float[]> floats_;  // where nobody wants them
+  std::unique_ptr<float[]> floats_;  // scratch if the caller does not need them
 };
 
 // The part of a window from `start` on that lies within `size`: first and last step of the kernel.
@@ -296,7 +296,7 @@ int32_t slipstream_max_pool(int32_t wide, const slipstream_convolution* shape, c
   const slipstream_convolution& s = *shape;
   const auto enlarge = around(wide).enlarge;
   const int64_t line = s.width * s.channels;
-  // Of the lines a window sees, first: these are long runs, and windows beside each other share them.
+  // First over the lines of a window: these are long runs, shared by neighbouring windows.
   const std::unique_ptr<uint8_t[]> greatest(new (std::nothrow) uint8_t[line]);
   if (!greatest) return SLIPSTREAM_NO_MEMORY;
   for (int64_t image = 0; image < s.images; ++image, codes += s.height * line) {

@@ -285,7 +285,7 @@ int64_t spin(int64_t rounds) {
   for (int i = 1; i < kChains; ++i) sums[0] = _mm512_add_epi32(sums[0], sums[i]);
   alignas(64) int32_t kept[16];
   _mm512_mask_storeu_epi32(kept, 0xffff, sums[0]);
-  asm volatile("" : : "r"(kept) : "memory");  // somebody might read it
+  asm volatile("" : : "r"(kept) : "memory");  // prevents removal of the computation
   return rounds * kChains * kVector;
 }
 

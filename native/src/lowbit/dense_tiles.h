@@ -61,7 +61,7 @@ struct DenseTiles : Dense<typename Way::Vector> {
     for (int i = 1; i < kChains; ++i) sums[0] = Vector::add16(sums[0], sums[i]);
     alignas(64) uint8_t kept[Vector::kBytes];
     Vector::store(kept, sums[0]);
-    asm volatile("" : : "r"(kept) : "memory");  // somebody might read it
+    asm volatile("" : : "r"(kept) : "memory");  // prevents removal of the computation
     return rounds * kChains * Vector::kBytes;
   }
 };

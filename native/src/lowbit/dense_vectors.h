@@ -66,7 +66,7 @@ struct Dense {
 
   static int64_t few_bytes(const Problem& p) { return p.m * blocks_of(p.k) * kBlock; }
 
-  // Rows one after the other, each filled up with zeros.
+  // Consecutive rows, each padded with zeros.
   static void pack_few(const Problem& p, const uint8_t* a, int64_t lda, uint8_t* packed) {
     const int64_t row = blocks_of(p.k) * kBlock;
     for (int64_t i = 0; i < p.m; ++i) {

@@ -1,4 +1,4 @@
-// Products of bytes, each widened at once (see byte_schemes.h), for AVX2.
+// Products of bytes, each widened immediately (see byte_schemes.h), for AVX2.
 
 #include "lowbit/byte_tiles_avx2.h"
 #include "lowbit/byte_schemes.h"

@@ -1,4 +1,4 @@
-// Products of bytes, each widened at once (see byte_schemes.h), for AVX-512 BW.
+// Products of bytes, each widened immediately (see byte_schemes.h), for AVX-512 BW.
 
 #include "lowbit/byte_tiles_avx512bw.h"
 #include "lowbit/byte_schemes.h"

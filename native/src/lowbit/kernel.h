@@ -47,14 +47,14 @@ struct Kernel {
 
   // Columns first_column <= j < last_column, to out[i * ldo + j - first_column]. first_column is a
   // multiple of panel; so is last_column, or it is n. scratch_bytes is for one such call; calls with
-  // columns apart may run at the same time, each with scratch of its own.
+  // columns apart may run concurrently, each with its own scratch.
   int64_t (*scratch_bytes)(const Problem&);
   void (*multiply)(const Problem&, const uint8_t* activations, const uint8_t* weights,
                    int64_t first_column, int64_t last_column, uint8_t* scratch, int32_t* out,
                    int64_t ldo);
 
   // Its multiplications, `rounds` times, on registers alone: what the processor could do at most.
-  // Returns how many products that was; null where nobody asks.
+  // Returns the number of products; null if it is not needed.
   int64_t (*spin)(int64_t rounds) = nullptr;
 };
 

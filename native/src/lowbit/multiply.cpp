@@ -131,11 +131,11 @@ struct Product {
   }
 };
 
-// Where what is made of a block of rows lies in memory.
+// Memory of the data prepared for a block of rows.
 struct Layout {
   int64_t packed;   // activations, behind the rows' values as unsigned bytes
   int64_t sums;     // of rows
-  int64_t strange;  // rows of floats with what is not a number
+  int64_t strange;  // rows of floats that contain NaN
   int64_t bytes;
 
   Layout(const Product& product, int64_t rows) {

@@ -11,7 +11,7 @@ namespace lowbit {
 // Whether all of `count` activations have no more bits than `weights` were packed for.
 bool are_codes(const slipstream_lowbit_weights* weights, const uint8_t* a, int64_t count);
 
-// As slipstream_lowbit_multiply, of dense rows of activations that are in range: nobody looks.
+// As slipstream_lowbit_multiply, of dense rows of activations that are in range, unchecked.
 int32_t multiply_codes(const slipstream_lowbit_weights* weights, const uint8_t* a, int64_t m,
                        int32_t activation_zero, int32_t* out, int64_t ldo, int32_t threads);
 

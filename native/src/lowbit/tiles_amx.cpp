@@ -87,7 +87,7 @@ struct Tiles {
     Base::pack_weights(p, w, ldw, packed);
   }
 
-  // Rows one after the other, each filled up with zeros.
+  // Consecutive rows, each padded with zeros.
   static int64_t activation_bytes(const Problem& p) { return p.m * deep(p); }
   static void pack_activations(const Problem& p, const uint8_t* a, int64_t lda, uint8_t* packed) {
     const int64_t row = deep(p);

@@ -4,7 +4,7 @@
 // order, the middle digit of the product is the sum of n products: (a0 + a1 x)(w1 + w0 x) =
 // ... + (a0 w0 + a1 w1) x + ... . Products are added up before the digit is taken out, as many as
 // surely stay below 2^stride. What is above the middle digit runs over the top of the word, which
-// nobody minds.
+// does not matter.
 //
 // Source: Won et al., "ULPPACK: Fast Sub-8-bit Matrix Multiply on Commodity SIMD Hardware",
 // MLSys 2022; their lanes of 16 and 32 bits are a 64-bit word here, so that n is up to 4.

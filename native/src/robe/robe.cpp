@@ -16,7 +16,7 @@ namespace {
 
 // Some tens of microseconds of work for a thread.
 constexpr int64_t kIds = 2048;
-// Of several tables, so many bags in turn: each time the first few rows are waited for.
+// Bags of one table before the next table: each change waits for the first few rows.
 constexpr int64_t kTogether = 256;
 // Numbers of a result that would push everything else out of most caches, and itself before it is
 // read: 16 MiB.
@@ -49,7 +49,7 @@ struct Task {
   float* made;
 };
 
-// Whole tables one after the other need no more than this.
+// Whole tables in sequence need no more than this.
 template <typename Body>
 void each_table(const Lookup& lookup, Body body) {
   int64_t column = 0;

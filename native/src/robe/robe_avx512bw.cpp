@@ -17,7 +17,7 @@ struct Floats {
   void store(float* to) const { _mm512_storeu_ps(to, x); }
   // Past the caches; to an address that is a multiple of the vector's size.
   void stream(float* to) const { _mm512_stream_ps(to, x); }
-  // Before what was streamed may be read by others.
+  // Before other threads may read streamed data.
   static void streamed() { _mm_sfence(); }
   Floats plus(Floats y) const { return {_mm512_add_ps(x, y.x)}; }
   Floats times(Floats y) const { return {_mm512_mul_ps(x, y.x)}; }

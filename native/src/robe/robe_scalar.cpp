@@ -17,7 +17,7 @@ struct Floats {
   }
   // Past the caches; to an address that is a multiple of the vector's size.
   void stream(float* to) const { store(to); }
-  // Before what was streamed may be read by others.
+  // Before other threads may read streamed data.
   static void streamed() {}
   Floats plus(Floats y) const {
     for (int i = 0; i < kWidth; ++i) y.x[i] = x[i] + y.x[i];

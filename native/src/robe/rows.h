@@ -284,9 +284,9 @@ void weight_gradient_of(const Part& part, const float* given, const float* array
 
 // Vectors of a row, vectors of a block, and whether there are signs.
 //
-// Rows are hashed kAhead at a time: what belongs to one hash lies side by side for all rows of such a
-// group, so that the compiler hashes several in a vector. They are asked for one by one, each as
-// another is used: a processor can wait for some tens of lines, and stands still beyond that.
+// Rows are hashed kAhead at a time: the inputs of one hash are adjacent for all rows of such a group,
+// so that the compiler hashes several in a vector. They are prefetched one by one, each as another is
+// used: a CPU can wait for some tens of lines, and stalls beyond that.
 template <int kRow_, int kBlock_, bool kSign>
 class Ahead {
  public:
@@ -299,7 +299,7 @@ class Ahead {
     for (int64_t place = begin; place < smaller(begin + kFetched, end); ++place) fetch(place);
   }
 
-  // Where the row of this place is told; to be called once for each place, in their order.
+  // Returns the position of the row of a place; call it once for each place, in order.
   int64_t find(int64_t place) {
     if (place + kAhead == hashed_) hash();
     if (place + kFetched < end_) fetch(place + kFetched);

@@ -1,4 +1,4 @@
-// AVX2 and FMA: 8 float32 or 4 float64 at once.
+// AVX2 and FMA: 8 float32 or 4 float64 per vector.
 
 #include <immintrin.h>
 

@@ -1,4 +1,4 @@
-// AVX-512: 16 float32 or 8 float64 at once.
+// AVX-512: 16 float32 or 8 float64 per vector.
 
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the intrinsics' own undefined operands for ours.

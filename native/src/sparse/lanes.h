@@ -1,6 +1,6 @@
 // Vectors of the widest registers this file is compiled for, and what the kernels do with them.
 //
-// Everything is in an anonymous namespace: each instruction set gets a copy of its own, and the
+// Everything is in an anonymous namespace: each instruction set has its own copy, and the
 // linker cannot put an AVX-512 copy where another processor would run it.
 
 #pragma once
@@ -15,7 +15,7 @@
 #include "registers.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the "undefined" operand of its own AVX-512 intrinsics for a mistake.
+// GCC 12 warns of the "undefined" operand of its own AVX-512 intrinsics.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 

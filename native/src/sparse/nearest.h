@@ -104,7 +104,7 @@ inline bool others_alike(const Job& job) {
           job.finish == SLIPSTREAM_SPARSE_RATIO);
 }
 
-// A look at a row that shares a column costs about as much as one at so many in a sweep.
+// Visiting a row that shares a column costs about as much as this many rows of a sweep.
 constexpr int64_t kSweptPerTouched = 4;
 
 inline bool touches_few(const Job& job, int64_t i) {

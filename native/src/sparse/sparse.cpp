@@ -37,7 +37,7 @@ const Kernel& kernel_of(int32_t level, int32_t is_double) {
   return slipstream::sparse::kScalar[is_double != 0];
 }
 
-// Ranges of queries, taken in turn by whichever thread is free; each thread has its own scratch.
+// Ranges of queries, each taken by the next free thread; each thread has its own scratch.
 template <typename Call>
 struct Shared {
   const slipstream_sparse_calls& calls;

@@ -22,7 +22,7 @@ struct Sizes {
   int64_t first;    // numbers in a slice of the first core: q1 r1
   int64_t middle;   // r1 q2 r2
   int64_t last;     // r2 q3
-  int64_t together; // prefixes at once
+  int64_t together; // prefixes at a time
 
   explicit Sizes(const Lookup& lookup)
       : q1(lookup.columns[0]), q2(lookup.columns[1]), q3(lookup.columns[2]), r1(lookup.ranks[0]),

@@ -10,7 +10,7 @@
 namespace slipstream {
 namespace tt {
 
-// What `where` says of an id that is no row of the train.
+// Value of `where` for an id that is not a row of the train.
 constexpr int64_t kAbsent = -1;
 constexpr int64_t kFirstCached = -2;  // and, downwards, the rows of the cache
 

@@ -30,7 +30,7 @@ constexpr int64_t kRowFloats = 1 << 21;    // of its rows: 8 MiB
 constexpr int64_t kSumFloats = 1 << 22;    // of the sums of a backward pass: 16 MiB
 constexpr int64_t kMostPieces = 8;
 constexpr int64_t kPiece = 1024;           // ids worth a piece of their own
-constexpr int64_t kGathered = 512;         // ids whose gradients a piece gathers at once
+constexpr int64_t kGathered = 512;         // ids whose gradients a piece gathers at a time
 constexpr int64_t kAhead = 8;              // rows that are fetched before they are added
 constexpr int64_t kLine = 16;
 constexpr int64_t kLimit = int64_t{1} << 62;
@@ -121,7 +121,7 @@ class Call {
     return true;
   }
 
-  // Of places or ids: so many that a thread is worth it.
+  // Minimum number of places or ids for which a thread is worth it.
   int64_t shares(int64_t count) const {
     return threads_ == 1 ? 1 : larger(1, smaller(count / kPiece * 2, 4 * threads_));
   }
