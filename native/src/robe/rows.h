@@ -284,9 +284,9 @@ void weight_gradient_of(const Part& part, const float* given, const float* array
 
 // Vectors of a row, vectors of a block, and whether there are signs.
 //
-// Rows are hashed kAhead at a time: the inputs of one hash are adjacent for all rows of such a group,
-// so that the compiler hashes several in a vector. They are prefetched one by one, each as another is
-// used: a CPU can wait for some tens of lines, and stalls beyond that.
+// Rows are hashed kAhead at a time: the inputs of one hash are adjacent for all rows of such a
+// group, so that the compiler hashes several in a vector. They are prefetched one by one, each as
+// another is used: a CPU can wait for some tens of lines, and stalls beyond that.
 template <int kRow_, int kBlock_, bool kSign>
 class Ahead {
  public:
