@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The option ``--changed``."""
     parser.addoption(
         "--changed", nargs="?", const="HEAD", metavar="COMMIT",
-        help="run only tests that what changed since COMMIT (HEAD: what is not committed) reaches",
+        help="run only tests affected by changes since COMMIT (HEAD: uncommitted changes)",
     )  # fmt: skip
 
 

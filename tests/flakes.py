@@ -1,7 +1,7 @@
 """``pytest --flakes``: retry failed tests once, and record those that pass then.
 
-A test that passes the second time is a flake: it is named in the output, and remembered on this
-machine, across clones. The third time it fails for good: it is to be mended, not repeated.
+A test that passes the second time is a flake: it is named in the output, and recorded on this
+machine for all clones. From its third time on it fails, and has to be fixed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIMIT = 3
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--flakes", action="store_true",
-        help="these tests failed before: record those that pass, and fail at the third time",
+        help="retry failed tests: record those that pass, and fail them at the third time",
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("flakes")
     for nodeid in passed:
         count = len(seen[nodeid])
-        fate = ": mend it" if count >= _LIMIT else ""
+        fate = ": fix it" if count >= _LIMIT else ""
         terminalreporter.write_line(f"FLAKE {nodeid} (seen {count} of {_LIMIT} times{fate})")
     if any(len(seen[nodeid]) >= _LIMIT for nodeid in passed):
         terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED

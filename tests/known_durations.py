@@ -65,7 +65,7 @@ def timed_by_bytes(graph: Graph) -> Graph:
     return replace_tasks(graph, duration_ns=np.array(times))
 
 
-def asked_first(technique: Any, graph: Graph) -> Context:
+def context_for(technique: Any, graph: Graph) -> Context:
     """Return a context that knows the calls that `technique` needs for `graph`, by `BytesMoved`."""
     durations = BytesMoved()
     durations.measure(technique.required_timings(graph))

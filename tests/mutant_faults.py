@@ -1,8 +1,8 @@
 """Small faults that a programmer could make, one at a time, in a file of the package.
 
-A fault is another operator, constant, condition or function in one place. Texts that people read,
-types, and what only progress and printing run are left alone. Which faults are chosen does not
-depend on the lines around them: each has a digest of its own, by which they are drawn.
+A fault replaces an operator, constant, condition or function in one place. Texts for people,
+types, and code for progress and printing are left alone. Each fault has a digest, by which faults
+are drawn, so that the choice does not depend on the surrounding lines.
 """
 
 from __future__ import annotations

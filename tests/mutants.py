@@ -1,17 +1,17 @@
-"""``make test-mutants``: is a small fault in our code noticed by a test?
+"""``make test-mutants``: do the tests detect small faults in the package?
 
 Every fault (`mutant_faults`) is tried against tests, the nearest first, until one fails, or until
-its processor seconds are spent. First comes the test that caught it last (`mutants.caught`). Where
-``--record`` has been run, the others are the tests that come by the fault's place, quick ones
-before slow ones; else all that can reach its file by imports. A test counts only if it passes
-without the fault. What survives is listed; `mutants.toml` says of some why nobody could see them,
-and plants faults that were once missed.
+its CPU seconds are spent. The test that last caught it (`mutants.caught`) runs first. After
+``--record``, the others are the tests that run the fault's place, quick ones before slow ones;
+without it, all that can reach its file by imports. A test counts only if it passes without the
+fault. Surviving faults are listed; `mutants.toml` excuses those that cannot be observed, with
+reasons, and plants faults that were once missed.
 
-    python tests/mutants.py --record            which tests come by which place, once
-    python tests/mutants.py                     all of them
+    python tests/mutants.py --record            record which tests run which place, once
+    python tests/mutants.py                     try all faults
     python tests/mutants.py --sample 40         as continuous integration does
-    python tests/mutants.py --only 3f2a9c0e11   one, by its digest
-    python tests/mutants.py --keep              write down for the next time what caught which
+    python tests/mutants.py --only 3f2a9c0e11   one fault, by its digest
+    python tests/mutants.py --keep              store which test caught which fault
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class Outcome:
     """The outcome of a fault.
 
     Attributes:
-        caught: by the test `by`; False where it survived.
-        tried: files of tests that were run to their end; of `reached` that can reach it. A file
-            of which some tests are slow counts twice.
-        excused: why nobody could see it; empty where somebody could.
+        caught: whether the test `by` failed.
+        tried: number of test files that ran to their end, of `reached` that can reach the fault.
+            A file with slow tests counts twice.
+        excused: why the fault cannot be observed; empty if it can.
     """
 
     digest: str
@@ -108,21 +108,21 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--sample", type=int, default=0, help="so many of them, the same for a seed"
+        "--sample", type=int, default=0, help="number of faults, the same for a seed"
     )
     parser.add_argument("--seed", default=SEED)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cpu-s", type=float, default=CPU_S, help="processor seconds a fault")
+    parser.add_argument("--cpu-s", type=float, default=CPU_S, help="CPU seconds per fault")
     parser.add_argument("--package", default="", help="only faults of this package, or `planted`")
     parser.add_argument("--only", nargs="*", default=(), help="only these, by their digests")
     parser.add_argument("--resume", action="store_true", help="keep what the report has")
-    parser.add_argument("--report", action="store_true", help="report, whatever the share caught")
-    parser.add_argument("--list", action="store_true", help="list them and try none")
+    parser.add_argument("--report", action="store_true", help="report, and accept any share caught")
+    parser.add_argument("--list", action="store_true", help="list faults without trying them")
     parser.add_argument(
         "--keep", action="store_true", help=f"try none; add what the report has to {CAUGHT.name}"
     )
     parser.add_argument(
-        "--record", nargs="*", metavar="TESTS", help="write down which tests come by which fault"
+        "--record", nargs="*", metavar="TESTS", help="record which tests run which fault"
     )
     options = parser.parse_args()
     if options.record is not None:
@@ -344,8 +344,7 @@ def _choice(fault: Fault) -> list[Choice]:
 def _in_order(fault: Fault) -> list[Choice]:
     """Return tests that run the fault's place, or all that can reach its file.
 
-    Of files of tests that were not recorded, or written since, nobody knows: they come between what
-    is quick and what is slow.
+    Test files without a record, or changed since, come between the quick and the slow tests.
     """
     nearest = tests_of(fault.path, fault.place)
     if not REACHED.exists():
@@ -528,7 +527,7 @@ class _Teller:
     def _loops(self, *_: object) -> None:
         import pytest
 
-        pytest.fail(f"took more than {_TEST_CPU_S:.0f} s of a processor")
+        pytest.fail(f"took more than {_TEST_CPU_S:.0f} s of CPU time")
 
     def pytest_runtest_logstart(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, _TEST_CPU_S)
@@ -594,7 +593,9 @@ def _summary(outcomes: Iterable[Outcome]) -> int:
         by_package[trial.package].append(trial)
     print()
     for package, found in by_package.items():
-        print(f"{package:12} {sum(one.caught for one in found):4d} of {len(found):4d} caught")
+        print(
+            f"{package:12} {sum(outcome.caught for outcome in found):4d} of {len(found):4d} caught"
+        )
     caught, n = sum(outcome.caught for outcome in counted), len(counted)
     share = f"{100 * caught / max(n, 1):.0f} % (bar {100 * TARGET:.0f} %)"
     print(f"{'all':12} {caught:4d} of {n:4d} caught: {share}")

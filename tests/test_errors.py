@@ -18,8 +18,8 @@ from slipstream.errors import (
 
 
 def test_the_three_parts_are_on_separate_lines() -> None:
-    error = SlipstreamError("it broke", where="a.py:3", remedy="mend it")
-    assert str(error) == "it broke\n  where: a.py:3\n  try: mend it"
+    error = SlipstreamError("it broke", where="a.py:3", remedy="fix it")
+    assert str(error) == "it broke\n  where: a.py:3\n  try: fix it"
     assert str(SlipstreamError("it broke")) == "it broke"
 
 
@@ -42,7 +42,7 @@ def test_a_mistyped_name_gets_a_suggestion() -> None:
 def test_an_unknown_name_lists_the_known_ones_but_not_hundreds() -> None:
     assert UnknownNameError("arm", "zzz", ["b", "a"]).remedy == "known: a, b"
     some = UnknownNameError("arm", "zzz", [f"name{n:03}" for n in range(30)]).remedy or ""
-    assert some.endswith("name029"), "the one that is wanted may be the last"
+    assert some.endswith("name029"), "the requested one may be the last"
     many = UnknownNameError("arm", "zzz", [f"name{n:03}" for n in range(300)]).remedy
     assert many is not None
     assert len(many) < 200
@@ -63,7 +63,7 @@ def test_a_missing_extra_names_what_to_install() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        SlipstreamError("it broke", where="a.py:3", remedy="mend it"),
+        SlipstreamError("it broke", where="a.py:3", remedy="fix it"),
         InvalidArgumentError("budget", "is negative", remedy="as 60s"),
         UnknownNameError("arm", "x", ["y"]),
         MissingExtraError("Parquet export", "pyarrow", "parquet"),

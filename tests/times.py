@@ -1,7 +1,7 @@
 """``pytest --times``: CPU seconds of every folder of tests.
 
-Processor time, of a test and of the processes it started and waited for, is what a machine with
-neighbours does not change much; what fixtures take counts for the first test that asks for them.
+CPU time, of a test and of the processes it started and waited for, hardly depends on the load of
+the machine; the time of fixtures counts for the first test that uses them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ _SLOWEST = 30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--times", action="store_true", help="print the processor seconds of every folder"
-    )
+    parser.addoption("--times", action="store_true", help="print the CPU seconds of every folder")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,9 +48,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                     seconds[report.nodeid] = max(seconds.get(report.nodeid, 0.0), value)
     total = sum(seconds.values())
     if not terminalreporter.config.getoption("--times"):
-        terminalreporter.write_line(f"{total:.0f} processor seconds in {len(seconds)} tests")
+        terminalreporter.write_line(f"{total:.0f} CPU seconds in {len(seconds)} tests")
         return
-    terminalreporter.section("processor seconds by folder")
+    terminalreporter.section("CPU seconds by folder")
     folders: dict[str, list[float]] = defaultdict(list)
     for nodeid, value in seconds.items():
         folders[nodeid.partition("::")[0].rpartition("/")[0]].append(value)
@@ -61,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             f"{sum(values):8.1f}  {len(values):5d} tests  slowest {max(values):6.1f}  {folder}"
         )
     terminalreporter.write_line(f"{total:8.1f}  {len(seconds):5d} tests")
-    terminalreporter.section("slowest tests, processor seconds")
+    terminalreporter.section("slowest tests, CPU seconds")
     for nodeid, value in sorted(seconds.items(), key=lambda item: -item[1])[:_SLOWEST]:
         terminalreporter.write_line(f"{value:8.1f}  {nodeid}")
 

@@ -50,12 +50,12 @@ def test_ctrl_c_leaves_no_partial_file(tmp_path: Path) -> None:
     line = json.dumps({"text": " ".join(f"word{n}" for n in range(300))}) + "\n"
     corpus.write_text(line * 50_000)
     target = tmp_path / "kept.jsonl"
-    target.write_text("as it was")
+    target.write_text("unchanged")
     command = [sys.executable, "-m", "slipstream", "dedup", str(corpus), "-o", str(target)]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert run.stderr is not None
     assert "documents read" in run.stderr.readline()
     run.send_signal(signal.SIGINT)
     assert run.wait(600) == 130
-    assert target.read_text() == "as it was"
+    assert target.read_text() == "unchanged"
     assert {path.name for path in tmp_path.iterdir()} == {"long.jsonl", "kept.jsonl"}

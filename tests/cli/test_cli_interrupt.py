@@ -55,7 +55,7 @@ def project(slipstream: Any) -> Path:
 def wait_for(condition: Callable[[], bool], process: Any) -> None:
     deadline = time.monotonic() + _LIMIT_S
     while not condition():
-        assert process.poll() is None, "it ended by itself: " + str(process.communicate())
+        assert process.poll() is None, "it ended early: " + str(process.communicate())
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -64,7 +64,7 @@ def read_until(stream: Any, text: str) -> str:
     line = ""
     while text not in line:
         line = stream.readline()
-        assert line, f"it ended before it said '{text}'"
+        assert line, f"it ended before it printed '{text}'"
     return line
 
 

@@ -89,7 +89,7 @@ def test_a_damaged_recording_is_reported(slipstream: Any, recorded: Any, damage:
     (slipstream.folder / "bad.slipgraph").write_bytes(content[damage])
     error = slipstream.refused(1, "predict", "bad.slipgraph", "-t", "amp")
     assert "bad.slipgraph" in error.what + error.where
-    assert "--debug" not in error.remedy, "that is for defects of ours"
+    assert "--debug" not in error.remedy, "reserved for our own defects"
 
 
 @pytest.mark.parametrize("kind", ["newer", "foreign", "text", "folder"])
@@ -100,7 +100,7 @@ def test_an_unusable_store_is_reported(slipstream: Any, recorded: Any, kind: str
     error = slipstream.refused(1, "predict", "tiny.slipgraph", "-t", "amp", "--store", "mine.db")
     assert "mine.db" in error.what + error.where
     assert error.remedy
-    assert "--debug" not in error.remedy, "that is for defects of ours"
+    assert "--debug" not in error.remedy, "reserved for our own defects"
 
 
 def _make_store(store: Path, kind: str) -> None:

@@ -43,13 +43,13 @@ def test_a_script_is_measured_and_its_files_are_restored(
     payload = json.loads(run.stdout)
     (tensors,) = payload["tensors"]
     # Of a step of 4 KB, where a tensor that only the script holds is a few percent.
-    assert abs(tensors["error"]) < 0.1, "memory is measured as it is predicted"
+    assert abs(tensors["error"]) < 0.1, "measured and predicted memory cover the same tensors"
     (quality,) = payload["numerics"]
     assert (quality["arm"], quality["measure"]) == ("amp:bf16", "training loss")
     assert len(quality["losses_candidate"][0]) == quality["steps"] >= 2
     assert snapshot(folder) == before
     listed = slipstream.briefly("results", "ls", "--json")
-    assert "script.py" in listed.stdout, "the measurement is kept"
+    assert "script.py" in listed.stdout, "the measurement is stored"
 
 
 _SHORT = """\
@@ -79,7 +79,7 @@ def test_a_script_that_ends_before_the_budget_is_judged_by_its_steps(slipstream:
     notes = " ".join(result["notes"])
     assert re.search(r"\bshort\.py\b.*\bended\b.*\b600\b", notes)
     assert re.search(r"\binterval\b.*\blonger\b", notes)
-    assert "TypeError" not in run.stdout, "nothing more is asked of a script that has ended"
+    assert "TypeError" not in run.stdout, "a script that has ended is not driven further"
 
 
 def test_a_short_script_is_repeated_until_the_budget_is_spent(slipstream: Any) -> None:
@@ -238,14 +238,14 @@ def test_ranks_are_shown_with_their_predictions(slipstream: Any) -> None:
     assert [row["technique"] for row in payload["exposed"]] == [
         row["technique"] for row in payload["ranks"]
     ]
-    for one in payload["exposed"]:
-        assert 0 < one["measured_ns"] < one["step_ns"]
-        assert one["predicted_ns"] > 0
+    for side in payload["exposed"]:
+        assert 0 < side["measured_ns"] < side["step_ns"]
+        assert side["predicted_ns"] > 0
         for which in ("measured_ns", "predicted_ns"):
-            assert sum(layer[which] for layer in one["layers"]) == pytest.approx(one[which])
+            assert sum(layer[which] for layer in side["layers"]) == pytest.approx(side[which])
         # The same names from a recorded step and from the ranks.
-        assert all(layer["measured_ns"] and layer["predicted_ns"] for layer in one["layers"])
-        assert one["link"]["line_bytes_per_s"] is None
+        assert all(layer["measured_ns"] and layer["predicted_ns"] for layer in side["layers"])
+        assert side["link"]["line_bytes_per_s"] is None
     assert "afterwards" not in json.dumps(payload["warnings"])
     drawn = ElementTree.parse(slipstream.folder / "link.svg").getroot()
     assert "ddp:2+cast:bf16" in "".join(drawn.itertext())

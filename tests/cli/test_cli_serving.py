@@ -148,7 +148,7 @@ def test_a_percentile_needs_a_rate_and_is_met_by_the_queue() -> None:
         parse_goals(["p99<20ms"], "-40/s")
     (goal,) = parse_goals(["p99<20ms"], "40/s")
     assert goal.met(2e6, 0)
-    assert not goal.met(19e6, 0), "a query by itself keeps it, and one that waits does not"
+    assert not goal.met(19e6, 0), "a single query meets it, and one that waits does not"
 
 
 def test_threads_of_a_server_and_goals_are_part_of_a_prediction() -> None:

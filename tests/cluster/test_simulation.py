@@ -118,9 +118,9 @@ def test_every_rate_is_fair_on_every_network(seed: int) -> None:
 
 def test_the_golden_trace() -> None:
     result = golden(2000).program().compile().simulate()
-    took_ms = result.end_ns[0] / 1e6 - golden(2000).arrival_s * 1e3
+    duration_ms = result.end_ns[0] / 1e6 - golden(2000).arrival_s * 1e3
     assert result.makespan_ns / 1e6 == pytest.approx(6.45826059, rel=1e-8)
-    assert took_ms.mean() == pytest.approx(0.0601187736, rel=1e-8)
+    assert duration_ms.mean() == pytest.approx(0.0601187736, rel=1e-8)
 
 
 def test_a_cycle_names_its_tasks() -> None:

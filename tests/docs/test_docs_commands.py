@@ -31,7 +31,7 @@ from slipstream_bench.running import purposes
 from technique_package import install
 
 TRAIN = '''\
-"""A function for slipstream, and a script with a loop of its own."""
+"""A function for slipstream, and a script with its training loop."""
 
 import argparse
 
@@ -117,7 +117,7 @@ NOT_RUN = {
         )
     },
     **{
-        f"slipstream xray {command}": "needs a model and pictures; tests/ship/test_xray.py has both"
+        f"slipstream xray {command}": "needs a model and images; tests/ship/test_xray.py has both"
         for command in (
             "record model.onnx --raw photos/ --preprocessing app.json -o edge.xr",
             "replay edge.xr --model model.onnx --preprocessing reference.json -o ref.xr",
@@ -136,7 +136,7 @@ NOT_RUN = {
         )
     },
     **{
-        f"slipstream stability {command}": "needs pictures; tests/ship/test_stability.py has some"
+        f"slipstream stability {command}": "needs images; tests/ship/test_stability.py has some"
         for command in (
             "measure model.onnx --data images/ --sheet disputed.png",
             "explain model.onnx --data images/ --settings",

@@ -244,7 +244,7 @@ def test_durations_at_one_instruction_set_are_unknown_at_another(
 ) -> None:
     monkeypatch.delenv(name, raising=False)
     if cpu_features().best == value:
-        pytest.skip("there is but one level here")
+        pytest.skip("this CPU has a single level")
     # Of a call, and of the fitted costs of low-bit layers.
     Durations(1, path).measure([mm(2), *required_timings(3, 3)])
     monkeypatch.setenv(name, value)
@@ -470,7 +470,7 @@ def test_waiting_for_a_core_widens_the_uncertainty_equally(
     assert [found["waited"] for found in calm] == [0, 0, 0]
 
 
-@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="kernel tells not")
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="no schedstat")
 def test_waiting_for_a_core_sums_over_all_threads() -> None:
     this_thread = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
     assert microbenchmark.waited_ns() >= this_thread > 0
@@ -556,7 +556,7 @@ def test_the_reserve_of_an_lstm_for_its_backward_pass_is_measured() -> None:
     (found,) = run([Call(LSTM, arguments, (dense(steps, batch, hidden),)).to_json()], threads=1)
     output, _, _, saved = found["made"]
     assert output == steps * batch * hidden * 4
-    assert saved > steps * batch * 4 * hidden, "four gates of every step at the least"
+    assert saved > steps * batch * 4 * hidden, "at least four gates of every step"
 
 
 def test_memory_is_stored_with_the_duration(tmp_path: Path) -> None:

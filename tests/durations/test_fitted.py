@@ -212,7 +212,7 @@ def test_a_ratio_uses_the_best_source_that_covers_both(
     assert found.provenance is Provenance.FITTED
     assert found.value == pytest.approx((1000 + 17694.72) / (1000 + 5242.88), rel=0.15)
     assert 0 < found.spread < 0.4
-    # And once more from the file alone.
+    # And again from the file alone.
     again = Durations(1, known_durations._path).ratio(small, odd)
     assert again is not None
     assert math.isclose(again.value, found.value)

@@ -1,7 +1,7 @@
 """Loaded by every Python process that a trial of `mutants` starts: it puts the fault in there, too.
 
-Nothing on disk is changed: the module's source is replaced as it is imported. The same way tells
-which tests come by a place (`probe`), with calls put before the statements asked for.
+Files stay unchanged: the module's source is replaced during its import. `probe` inserts calls
+before given statements in the same way, to record which tests run them.
 """
 
 from __future__ import annotations

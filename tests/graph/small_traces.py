@@ -45,8 +45,8 @@ def kernel(
 
 def sync(kind: str, ts: float, dur: float, correlation: int, stream: int, **args: int) -> Event:
     """Return the profiler's record of a wait, as with enable_cuda_sync_events."""
-    known = {"device": 0, "stream": stream, "correlation": correlation, **args}
-    return _event("cuda_sync", kind, ts, dur, 0, stream, known)
+    arguments = {"device": 0, "stream": stream, "correlation": correlation, **args}
+    return _event("cuda_sync", kind, ts, dur, 0, stream, arguments)
 
 
 def step(number: int, ts: float, dur: float) -> Event:

@@ -80,7 +80,7 @@ def test_a_lane_takes_the_most_urgent_ready_task() -> None:
     first.check()
     assert first.tasks.duration_ns.tolist() == [10, 10, 20, 30, 5]
     assert replay(first).end_ns[4] == 25
-    back = schedule(first, graph.lanes[1], lambda task: task, "as it was")
+    back = schedule(first, graph.lanes[1], lambda task: task, "unchanged")
     assert replay(back).end_ns[4] == 75
 
 
@@ -120,7 +120,7 @@ def test_impossible_orders_are_named() -> None:
 def test_equally_urgent_tasks_keep_their_order(graph: Graph) -> None:
     for lane, name in enumerate(graph.lanes):
         names = graph.tasks.name[graph.tasks.lane == lane]
-        found = schedule(graph, name, lambda task: 1.0, "as it was")
+        found = schedule(graph, name, lambda task: 1.0, "unchanged")
         scheduled = found.tasks.name[found.tasks.lane == lane]
         ready = replay(found).start_ns[found.tasks.lane == lane]
         # The first ready task runs first; ties keep their original order.

@@ -172,7 +172,9 @@ def test_a_foreign_trace_becomes_lanes_of_cpu_device_and_network() -> None:
     assert replay(graph).end_ns.tolist() == [5e3, 55e3, 75e3, 76e3]
     assert [Dependency(kind) for kind in graph.edges.kind][1:] == [Dependency.COMMUNICATION] * 2
     lane = graph.tasks.lane
-    assert (lane[graph.edges.source] != lane[graph.edges.target]).all(), "a lane's order says it"
+    assert (lane[graph.edges.source] != lane[graph.edges.target]).all(), (
+        "implied by the order of the lane"
+    )
     assert graph.meta["untimed_tasks"] == 0
 
 

@@ -295,10 +295,10 @@ def _steps() -> list[Event]:
 def test_a_step_is_chosen_by_its_number_and_lasts_until_the_next() -> None:
     found = trace(*_steps())
     assert [s.number for s in found.steps] == [5, 6, 7, 8]
-    one = found.graph(6)
-    assert one.meta["step"] == "ProfilerStep#6"
-    assert one.meta["kernels"] == 1
-    assert replay(one).step_ns == 1_000_000
+    step = found.graph(6)
+    assert step.meta["step"] == "ProfilerStep#6"
+    assert step.meta["kernels"] == 1
+    assert replay(step).step_ns == 1_000_000
     assert found.graph("all").meta["kernels"] == 4
 
 
@@ -617,8 +617,8 @@ def test_sequence_numbers_count_per_thread_so_arrows_identify_the_thread() -> No
         events.append(_arrow("s", tid, ts + 2, tid))
     for number, (tid, _, name) in enumerate(forward, start=2):
         ts = 100.0 * number
-        known = {**_seq(3), "Fwd thread id": number}
-        events += [op(engine, ts, 9, **known), op(f"mm {name}", ts + 2, 5)]
+        arguments = {**_seq(3), "Fwd thread id": number}
+        events += [op(engine, ts, 9, **arguments), op(f"mm {name}", ts + 2, 5)]
         events.append(_arrow("f", 1, ts, tid))
     found = graph(*events)
     module = _modules(found)
@@ -672,8 +672,8 @@ def test_allocations_are_read_in_order_of_time_if_recorded() -> None:
     events = [op("first", 50, 10), _memory(80, -512), _memory(55, 512), _memory(60, 64, device=9)]
     document = {"schemaVersion": 1, "profile_memory": 1, "traceEvents": events}
     found = parse_trace(json.dumps(document).encode()).memory
-    assert [(one.time_ns, one.nbytes) for one in found] == [(5000, 512), (30000, -512)]
-    assert {(one.device, one.thread, one.total_bytes) for one in found} == {
+    assert [(change.time_ns, change.nbytes) for change in found] == [(5000, 512), (30000, -512)]
+    assert {(change.device, change.thread, change.total_bytes) for change in found} == {
         ("cuda", "thread 1", 9000)
     }
     assert trace(*events).memory == ()

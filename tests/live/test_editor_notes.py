@@ -142,7 +142,7 @@ def test_a_mark_offers_an_edit_of_its_own_text_version(tmp_path: Path) -> None:
     assert actions(server, document, 1, 5) == []
     other = text.replace("Adam(", "SGD(")
     document = server.documents.open(types.TextDocumentItem(path.as_uri(), python, 6, other))
-    assert actions(server, document, 7, 7) == [], "its line is another now"
+    assert actions(server, document, 7, 7) == [], "its line has changed"
 
 
 def test_notes_stay_and_are_marked_stale_during_a_newer_analysis(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ Require = Callable[[str, bool, str], None]
 
 
 def test_the_page_of_the_open_file_is_drawn_in_a_frame(tmp_path: Path, require: Require) -> None:
-    """As in an editor: no cookies are sent there, and another page surrounds it."""
+    """The frame gets no cookies, and another page surrounds it, as in an editor."""
     reason = missing()
     require("chromium", reason is None, reason or "")
     session = started(tmp_path / "train.py", TRAIN)
@@ -27,7 +27,7 @@ def test_the_page_of_the_open_file_is_drawn_in_a_frame(tmp_path: Path, require: 
     assert editor.messages == []
     assert session.do(editor.run("slipstream.page", editor.uri)) == found, "it is the same"
     session.do(editor.until(lambda: bool(editor.messages)))
-    assert address in editor.messages[-1], "this editor opens no addresses, and is told it"
+    assert address in editor.messages[-1], "this editor opens no addresses, so it gets the text"
     outer = tmp_path / "panel.html"
     outer.write_text(f'<iframe src="{address}" width="1200" height="700"></iframe>')
     with browser() as shown:

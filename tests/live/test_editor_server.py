@@ -85,7 +85,7 @@ def test_a_line_has_a_hint_at_its_end(session: Session, editor: Editor) -> None:
     hints = session.do(editor.hints())
     line = session.line("torch.tanh")
     text = editor.text.split("\n")[line]
-    assert hints[line].position.character == len(text) + 1, "one letter takes two units"
+    assert hints[line].position.character == len(text) + 1, "one character takes two units"
     assert "%" in str(hints[line].label)
     assert session.line("optim.Adam") in hints
 
@@ -229,7 +229,7 @@ def test_a_syntax_error_is_marked_during_typing_and_cleared(
     (mark,) = marks()
     assert mark.range.start.line == line
     assert mark.severity == types.DiagnosticSeverity.Error
-    assert session.do(editor.hints()), "what is known stays"
+    assert session.do(editor.hints()), "earlier hints stay"
     with pytest.raises(JsonRpcException, match="parse"):
         session.do(editor.run("slipstream.setBatchSize", editor.uri, 64))
     editor.type(types.Range(types.Position(line, 0), types.Position(line + 1, 0)), "")

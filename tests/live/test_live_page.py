@@ -1,7 +1,7 @@
 """The live page in a real browser, with a real server and real analyses.
 
 One browser, and one server whose analyst records a small step, are shared by these tests; each
-begins with the file as it was.
+begins with the original file.
 """
 
 from __future__ import annotations

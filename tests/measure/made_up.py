@@ -70,7 +70,7 @@ def experiment(blocks: int = 60, ratio: float = 0.8, **changes: object) -> Exper
         "environment": ENVIRONMENT,
         "settings": ExperimentSettings("base", primary="cpu"),
         "arms": (
-            ArmRecord("base", "as it was", workload="train.py:step"),
+            ArmRecord("base", "unmodified", workload="train.py:step"),
             ArmRecord("fast", "lowrank", workload="train.py:step", technique="lowrank:0.25"),
             ArmRecord("base'", "the guard"),
         ),

@@ -60,7 +60,7 @@ def test_a_loss_beyond_the_noise_of_seeds_is_worse_and_one_below_is_better():
     assert worse.status is QualityStatus.WORSE
     assert worse.lost
     assert worse.difference == pytest.approx(0.3)
-    assert "does not make up" in worse.sentence, "what a reader must find there"
+    assert "does not make up" in worse.sentence, "the reason must be in the sentence"
     better = check(trials(*NOISE, by=(-0.3, -0.31, -0.29, -0.3, -0.3)))
     assert better.status is QualityStatus.BETTER
     assert not better.lost
@@ -85,7 +85,7 @@ def test_a_few_steps_never_show_that_the_final_quality_is_equal(kind):
         assert found.status is QualityStatus.OPEN
         assert "evidence" in found.sentence
         assert found.reason
-        assert found.reason in found.sentence, "what a reader must find there"
+        assert found.reason in found.sentence, "the reason must be in the sentence"
         assert found.verdict == f"open: {kind.replace('-', ' ')}"
 
 

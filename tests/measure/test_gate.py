@@ -35,12 +35,12 @@ def test_one_red_outweighs_any_number_of_ambers(monkeypatch):
 
 
 def test_without_proc_its_readings_are_unreadable(monkeypatch, tmp_path):
-    class Elsewhere(type(Path())):
+    class MovedPath(type(Path())):
         def __new__(cls, *parts):
             moved = [str(part).lstrip("/") for part in parts]
             return Path(tmp_path, "nothing", *moved)
 
-    monkeypatch.setattr(gate, "Path", Elsewhere)
+    monkeypatch.setattr(gate, "Path", MovedPath)
     reading = gate.Gate().read()
     for name in ("pressure_percent", "steal_percent", "throttled_percent", "heat_percent"):
         assert name in reading.unreadable

@@ -1,4 +1,4 @@
-"""The store returns exactly what was put in, despite failures in between."""
+"""The store returns exactly the stored values, despite failures in between."""
 
 from __future__ import annotations
 

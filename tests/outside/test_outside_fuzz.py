@@ -73,8 +73,8 @@ from slipstream.verbs.predicting import predict
 
 _INPUTS = 4000
 _SAMPLE = 120
-_MOST_BYTES = 1 << 30
-_MOST_S = 20
+_MAX_BYTES = 1 << 30
+_MAX_S = 20
 _SPEC = TensorSpec("float32", (4, 8), (8, 1))
 _CALL = Call("aten::relu(Tensor self) -> Tensor", (_SPEC,), (_SPEC,))
 _JUNK = (
@@ -501,14 +501,14 @@ def verdict(read: Callable[[Path], Any], path: Path) -> str:
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_MOST_S)
+        signal.alarm(_MAX_S)
         result = ""
         try:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             with contextlib.suppress(SlipstreamError):
                 read(path)
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-            result = f"took {grown >> 10} MiB" if grown << 10 > _MOST_BYTES else ""
+            result = f"took {grown >> 10} MiB" if grown << 10 > _MAX_BYTES else ""
         except BaseException:
             result = traceback.format_exc()[-1500:]
         finally:
@@ -518,7 +518,7 @@ def verdict(read: Callable[[Path], Any], path: Path) -> str:
     with os.fdopen(read_end, "rb") as pipe:
         result = pipe.read().decode()
     _, status = os.waitpid(pid, 0)
-    return result or (f"took {_MOST_S} s or died: status {status}" if status else "")
+    return result or (f"took {_MAX_S} s or died: status {status}" if status else "")
 
 
 def fuzzed(name: str, folder: Path, inputs: range) -> list[str]:
@@ -526,7 +526,7 @@ def fuzzed(name: str, folder: Path, inputs: range) -> list[str]:
     write, read = FORMATS[name]
     whole, broken = folder / name, folder / f"broken {name}"
     write(whole)
-    assert verdict(read, whole) == "", "the whole file can be read"
+    assert verdict(read, whole) == "", "the valid file can be read"
     found = []
     for number in inputs:
         for file in folder.glob(f"{broken.name}*"):

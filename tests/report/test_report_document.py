@@ -133,7 +133,7 @@ def test_nothing_can_be_loaded(report: Report) -> None:
 
 def test_a_shared_report_names_no_host_user_or_folder(graph: Graph, tmp_path: Path) -> None:
     host = socket.gethostname()
-    meta = {**graph.meta, "workload": f"/home/somebody/secret/train.py on {host}"}
+    meta = {**graph.meta, "workload": f"/home/user/secret/train.py on {host}"}
     path = write_report(replace(graph, meta=meta), tmp_path / "r.html", what_if=False, redact=True)
     document = Report(path).document
     assert document["run"]["workload"] == "…/train.py on <host>"

@@ -119,7 +119,7 @@ def test_a_parallel_study_replays(tmp_path: Path, rungs: Any) -> None:
     made = study("s", SPACE, "y", estimator=slowly, strategy="tpe", rungs=rungs,
                  store=tmp_path / "s.db", budget=Budget(trials=60))  # fmt: skip
     made.run(Processes(2))
-    tells = [one.number for one in sorted(made.trials, key=lambda trial: trial.told)]
+    tells = [trial.number for trial in sorted(made.trials, key=lambda trial: trial.told)]
     assert made.replay() == len(tells) > 12
     # A record that was tampered with does not replay.
     made.trials[5].candidate.values["x0"] = 0.0

@@ -187,7 +187,7 @@ def make():
     return model, (images, labels), F.cross_entropy, optimizer
 """
 )
-"""A model of several blocks, each of several parts of one class, beside another model."""
+"""A model of several blocks, each of several parts of one class, and another model."""
 
 SCRIPTS = {"plain": PLAIN, "main": MAIN, "class": CLASS}
 _ADAM = "torch.optim.Adam([{'params': large}, {'params': small}], lr=1e-2)\n"

@@ -130,7 +130,7 @@ def test_unedited_bytes_are_preserved(
     ]
     found = new.removeprefix(b"\xef\xbb\xbf").split(newline.encode())
     rest = iter(found)
-    assert all(line in rest for line in untouched), "an unedited line is missing or elsewhere"
+    assert all(line in rest for line in untouched), "an unedited line is missing or moved"
     # Only the edit adds bytes.
     changed = len(lines) - len(untouched)
     assert len(found) - ends - len(untouched) <= changed + 2

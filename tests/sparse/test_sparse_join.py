@@ -163,11 +163,11 @@ def test_an_invalid_line_is_named_and_nothing_is_written(
     corpus = tmp_path / "c.jsonl"
     corpus.write_text('{"text": "fine"}\n' + line + "\n")
     target = tmp_path / "out.jsonl"
-    target.write_text("as it was")
+    target.write_text("unchanged")
     with pytest.raises(SlipstreamError, match=words) as caught:
         dedup(corpus, target)
     assert caught.value.where == f"{corpus}:2"
-    assert target.read_text() == "as it was"
+    assert target.read_text() == "unchanged"
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "out.jsonl"}
 
 

@@ -29,7 +29,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     else:
         monkeypatch.setenv("SLIPSTREAM_INSTRUCTION_SET", name)
         if kernels.native() is None or kernels.level() != {"avx512bw": 2, "avx2": 1}.get(name, 0):
-            pytest.skip(f"{name} is not here")
+            pytest.skip(f"{name} is not available")
     return name
 
 

@@ -44,7 +44,7 @@ def test_nearest_equal_those_of_the_whole_matrix_bitwise(
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_INSTRUCTION_SET", instructions)
     if kernels.level() != {"avx512bw": 2, "avx2": 1}.get(instructions, 0):
-        pytest.skip(f"{instructions} is not here")
+        pytest.skip(f"{instructions} is not available")
     # Small integers: many equal distances, so that ties are tested throughout.
     a, b = (skewed(rows, 70, seed) for rows, seed in ((40, 1), (700, 2)))
     a.data, b.data = np.ceil(a.data / 2), np.ceil(b.data / 2)

@@ -39,10 +39,10 @@ def test_matrices_on_the_cpu_need_no_device() -> None:
 
 
 def test_matrices_on_two_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Elsewhere(torch.Tensor):
+    class DeviceTensor(torch.Tensor):
         device = torch.device("cuda", 0)
 
-    elsewhere = torch.ones(2, 2).as_subclass(Elsewhere)
+    elsewhere = torch.ones(2, 2).as_subclass(DeviceTensor)
     assert device_of(A=elsewhere) == torch.device("cuda", 0)
     with pytest.raises(InvalidArgumentError, match=r"^B: .*\bcpu\b.*\bcuda:0\b"):
         device_of(A=elsewhere, B=np.ones((2, 2)))

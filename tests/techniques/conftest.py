@@ -16,6 +16,6 @@ def bf16_lstm(require: Callable[[str, bool, str], None]) -> Callable[[str], None
 
     def need(name: str) -> None:
         supported = name != "lstm" or onednn_has_bf16()
-        require("bf16", supported, "oneDNN has no LSTM in bfloat16 for this processor")
+        require("bf16", supported, "oneDNN has no LSTM in bfloat16 for this CPU")
 
     return need

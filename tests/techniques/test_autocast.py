@@ -195,7 +195,7 @@ def truth(recipe: Workload) -> tuple[list[Call], list[Call]]:
     """Return (calls of units, casts) under real autocast.
 
     Autocast catches an operator, casts, and calls the same operator again inside of the first:
-    what counts is the inner one, and the casts beside it.
+    the inner one counts, with the casts next to it.
     """
     nodes = recorded(recipe)
     units = set(find_units(nodes).nodes.tolist())

@@ -15,7 +15,7 @@ from recorded import build, cannot_be_timed, graph_of, inference, mlp
 from torch import nn
 from torch.nn import functional
 
-from known_durations import asked_first
+from known_durations import context_for
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Editor, Graph, StepPhase, replay
@@ -73,9 +73,10 @@ def test_calls_equal_those_of_a_real_step_of_that_size(
 
 
 def tensors_and_numbers(graph: Graph) -> list[Any]:
-    """Of every task: operator, arguments and outputs, without workspaces of oneDNN's own.
+    """Return operator, arguments and outputs of every task.
 
-    And without the step sizes of the optimizer, which depend on how many steps went before.
+    Workspaces of oneDNN are left out, and step sizes of the optimizer, which depend on the number
+    of earlier steps.
     """
 
     def comparable(value: Any) -> Any:
@@ -119,7 +120,7 @@ def test_scaling_there_and_back_restores_the_step(tmp_path: Path) -> None:
 
 def test_measured_operators_follow_the_ratio_of_benchmarks_and_others_stay() -> None:
     graph, technique = graph_of(mlp), BatchSize("x64")
-    context = asked_first(technique, graph)
+    context = context_for(technique, graph)
     durations = context.durations
     after = technique.predict(graph, context)
     assert after.tasks.gap_ns.tolist() == graph.tasks.gap_ns.tolist()

@@ -17,7 +17,7 @@ from slipstream_bench.systems.report import repeated
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import graph_of, images, mlp
 
-from known_durations import asked_first, timed_by_bytes
+from known_durations import context_for, timed_by_bytes
 
 
 def wide() -> Any:
@@ -29,7 +29,7 @@ def wide() -> Any:
 def python_calls(technique: Any, graph: Graph) -> int:
     """Return the Python functions that a toggle calls once the technique has seen the graph."""
     assert technique.why_not(graph) is None
-    context = asked_first(technique, graph)
+    context = context_for(technique, graph)
     technique.predict(graph, context)
     count = 0
 

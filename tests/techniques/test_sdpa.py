@@ -305,7 +305,7 @@ def test_apply_gives_the_same_reason(make: Callable[[], Any], reason: str) -> No
 
 @pytest.mark.parametrize("wrap", [dict, lambda **parts: SimpleNamespace(**parts)])
 def test_a_model_that_returns_an_object_is_checked(wrap: Callable[..., Any]) -> None:
-    """Its tensors are attributes or values, which have to be found for a comparison."""
+    """Find tensors in attributes or values, to compare them."""
 
     class Wrapped(nn.Module):
         def __init__(self) -> None:

@@ -143,7 +143,7 @@ def test_undo_reports_the_remaining_edits(target: str, capsys: pytest.CaptureFix
     _command(str(path), "--undo")
     stderr = capsys.readouterr().err
     assert str(path) in stderr
-    assert "--undo" not in stderr, "nothing is left to take back"
+    assert "--undo" not in stderr, "nothing remains to undo"
     assert path.read_text() == _TEXT
     assert sorted(os.listdir(path.parent)) == ["train.py", "train.py.undone"]
 

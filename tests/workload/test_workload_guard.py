@@ -92,7 +92,7 @@ CODE = {
         "open('checkpoint.pt/shard', 'w')"
     ),
     "rename": "import os; os.rename('checkpoint.pt', 'old.pt')",
-    "write beside and replace": (
+    "write a temporary file and replace": (
         "import os; open('c.tmp', 'w').write('new'); os.replace('c.tmp', 'checkpoint.pt')"
     ),
     "rename a folder": "import os; os.rename('results', 'results.old'); os.mkdir('results')",

@@ -196,7 +196,7 @@ def test_live_objects_are_copied_together_and_stay_in_their_process() -> None:
     first, second = float(built.step()), float(built.step())
     assert second < first, "the optimizer's copy steps the model's copy"
     assert torch.equal(model.weight, before)
-    assert float(workload.build().step()) == first, "each build begins anew"
+    assert float(workload.build().step()) == first, "each build starts from scratch"
     with pytest.raises(WorkloadError, match=r"\blive objects\b"):
         workload.to_json()
 

@@ -23,7 +23,7 @@ EACH = pytest.mark.parametrize("name", list(TESTS))
 def test_masks_pass(name: str, p: float) -> None:
     values = [TESTS[name](mask(seed, p, ELEMENTS), p) for seed in range(4)]
     assert min(values) * len(values) > 0.001
-    assert max(values) - min(values) > 0.01, "a p-value is spread over [0, 1]"
+    assert max(values) - min(values) > 0.01, "p-values are spread over [0, 1]"
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
@@ -36,7 +36,7 @@ def test_keep_rate(p: float) -> None:
 def test_dependence_is_detected(name: str) -> None:
     rng = np.random.default_rng(0)
     mask = rng.random(ELEMENTS) >= 0.3
-    assert TESTS[name](mask, 0.3) > 0.001, "numpy's own are independent"
+    assert TESTS[name](mask, 0.3) > 0.001, "numpy's masks are independent"
     # One element in thirty equals its neighbour.
     copied = rng.random(ELEMENTS) < 1 / 30
     copied[0] = False
@@ -47,8 +47,8 @@ def test_dependence_is_detected(name: str) -> None:
 def test_too_few_rounds_are_detected() -> None:
     threshold, _ = threshold_and_scale(0.5)
     for rounds, passes in ((2, False), (reference.ROUNDS, True)):
-        kept = reference.retained_mask(1 << 18, (1, 2), threshold, rounds)
-        least = min(test(kept, 0.5) for test in TESTS.values())
+        retained = reference.retained_mask(1 << 18, (1, 2), threshold, rounds)
+        least = min(test(retained, 0.5) for test in TESTS.values())
         assert (least > 1e-4) is passes
 
 

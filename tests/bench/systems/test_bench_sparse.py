@@ -69,7 +69,7 @@ def test_a_power_law_is_recovered_from_times_that_follow_it(queries: int) -> Non
 
 def test_costs_count_the_work_of_a_search() -> None:
     if kernels.native() is None:
-        pytest.skip("the compiled library is not here")
+        pytest.skip("no compiled library")
     rows = skewed_rows(2_000, 500, 1.0, seed=1)
     run = prepared(sample(rows, 20), rows, "cosine")
     listed, _, swept, pairs, _, retained, _ = scaling._costs(run)

@@ -81,7 +81,7 @@ def test_ranks_compute_the_reference_with_equal_bits(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_scaling_is_exact(size: int) -> None:
-    """By powers of two, which cause no rounding, from 1e-12 to 1e12."""
+    """Powers of two, from 1e-12 to 1e12, cause no rounding."""
     algorithms = ["gram"] + ["rvh"] * (size & (size - 1) == 0)
 
     def work(rank: int) -> Any:

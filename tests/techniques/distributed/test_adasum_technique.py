@@ -35,7 +35,7 @@ def test_it_is_found_by_name_and_among_the_ways_to_distribute_a_step() -> None:
     assert all(clash(techniques["adasum"], techniques[other]) for other in ("ddp", "fsdp"))
     assert found.quality().kind is QualityKind.NEEDS_TRAINING
     note = found.code(None).note  # type: ignore[arg-type,union-attr]
-    assert "AdasumOptimizer(optimizer)" in note, "one worker a node is the default"
+    assert "AdasumOptimizer(optimizer)" in note, "one worker per node is the default"
 
 
 def test_invalid_combinations_are_named() -> None:

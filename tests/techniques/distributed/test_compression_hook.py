@@ -102,11 +102,11 @@ def test_replicas_stay_equal_and_every_gradient_is_accounted_for() -> None:
         for name in result[0]["given"].keys() | other[0]["given"].keys():
             gradient = sum(side[0]["given"].get(name, 0) for side in (result, other))
             taken = 2 * result[0]["taken"].get(name, torch.zeros(()))
-            kept = sum(
+            retained = sum(
                 side[1][name].view_as(gradient) for side in (result, other) if name in side[1]
             )
             rounding = 2e-2 if how.startswith("cast") else 1e-5
-            error = float((gradient - taken - kept).abs().max()) if gradient.numel() else 0.0
+            error = float((gradient - taken - retained).abs().max()) if gradient.numel() else 0.0
             largest = float(gradient.abs().max()) if gradient.numel() else 0.0
             assert error <= rounding * max(largest, 1e-2), (how, name)
 

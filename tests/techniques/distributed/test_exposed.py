@@ -176,7 +176,7 @@ def test_ranks_wait_for_a_slower_one(how: str) -> None:
 
 
 class Tangled(nn.Module):
-    """Its own parameters, tied ones, one that its parent reads, and unused ones."""
+    """A model with tied parameters, one that its parent reads, and unused ones."""
 
     def __init__(self) -> None:
         super().__init__()

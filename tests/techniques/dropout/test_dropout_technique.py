@@ -22,7 +22,7 @@ from slipstream.workload import Workload
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, cannot_be_timed, graph_of
 
-from known_durations import asked_first, timed_by_bytes
+from known_durations import context_for, timed_by_bytes
 
 LARGE = (64, 2048)
 
@@ -79,7 +79,7 @@ def encoder() -> Any:
 
 @pytest.fixture
 def context() -> Context:
-    return asked_first(FusedDropout(), graph_of(regular))
+    return context_for(FusedDropout(), graph_of(regular))
 
 
 def names(graph: Graph) -> list[str]:

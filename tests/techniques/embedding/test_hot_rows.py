@@ -124,7 +124,7 @@ def test_the_gain_is_the_distance_that_a_step_moves_a_row_of_the_train(
     detached = [core.detach() for core in cores]
     right = torch.tensor(squares, dtype=torch.float64) / 24
     torch.testing.assert_close(_gains(detached, ids), right.clamp(min=1))
-    assert bool((right > 1).all()), "else the bound is all that is compared"
+    assert bool((right > 1).all()), "otherwise only the bound would be compared"
     assert _gains([core * 1e-3 for core in detached], ids).tolist() == [1.0, 1.0, 1.0]
 
 
@@ -168,7 +168,7 @@ def test_updates_of_a_row_persist_when_it_leaves() -> None:
     after = module.to_dense()
     ratio = (after - learned)[:16].norm() / (original - learned)[:16].norm()
     assert float(ratio) < 0.6
-    assert torch.equal(after[500:516], learned[500:516]), "what comes is not disturbed"
+    assert torch.equal(after[500:516], learned[500:516]), "new rows are not disturbed"
 
 
 def test_frequent_rows_are_disturbed_least() -> None:
@@ -264,7 +264,7 @@ def test_processes_cache_the_same_rows_and_evict_equally() -> None:
 
     first, other = run_ranks(2, work)
     assert first[:-1] == other[:-1]
-    assert max(first[-2]) >= 500, "new hot ids come in the place of old ones"
+    assert max(first[-2]) >= 500, "new hot ids replace old ones"
     changed = sum(a != b for a, b in itertools.pairwise(first[:-1]))
     assert 2 <= changed <= 25
     # 420 look-ups per step, halved at each refresh: bounded, and not multiplied by the ranks.

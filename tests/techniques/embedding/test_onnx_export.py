@@ -125,7 +125,9 @@ def test_unsupported_modules_are_named(tmp_path: Path) -> None:
     bag = ss.nn.ROBEEmbeddingBag(ROWS, DIM, pool, mode="sum")
     with pytest.raises(InvalidArgumentError, match="offsets"):
         ss.embedding.export(bag, (ids(6), torch.tensor([0, 3])), path)
-    assert torch.is_autocast_cache_enabled(), "else every use of a weight is a cast under autocast"
+    assert torch.is_autocast_cache_enabled(), (
+        "otherwise every use of a weight is a cast under autocast"
+    )
     largest = ss.nn.ROBEEmbeddingBag(ROWS, DIM, pool, mode="max")
     with pytest.raises(InvalidArgumentError, match="max"):
         ss.embedding.export(largest, ids(2, 3), path)
@@ -135,4 +137,4 @@ def test_unsupported_modules_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="input_names"):
         ss.embedding.export(bag, ids(2, 3), path, input_names=("a", "b"))
     assert not path.exists()
-    assert np.all(bag.training), "the model is as it was"
+    assert np.all(bag.training), "the model is unchanged"

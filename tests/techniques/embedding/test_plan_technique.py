@@ -25,7 +25,7 @@ from slipstream.workload import Workload
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, cannot_be_timed, graph_of, mlp
 
-from known_durations import asked_first, timed_by_bytes
+from known_durations import context_for, timed_by_bytes
 
 
 class Shop(nn.Module):
@@ -109,7 +109,7 @@ def test_durations_equal_those_of_the_modules() -> None:
     graph = timed_by_bytes(graph_of(shop))
     for methods in ("lowdim", "robe", "tt", "hash"):
         technique = EmbeddingPlan(8.0, methods=methods)
-        after = technique.predict(graph, asked_first(technique, graph))
+        after = technique.predict(graph, context_for(technique, graph))
         spent = [
             float(g.tasks.duration_ns[g.tasks.phase == StepPhase.OPTIMIZER].sum())
             for g in (graph, after)

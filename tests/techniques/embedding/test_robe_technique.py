@@ -23,7 +23,7 @@ from slipstream.workload import Workload
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, cannot_be_timed, graph_of, inference, mlp
 
-from known_durations import asked_first, timed_by_bytes
+from known_durations import context_for, timed_by_bytes
 
 ROWS = 5000
 
@@ -80,7 +80,7 @@ NUMBERS = round((2 * ROWS * 16 + 3000 * 32) / 50)
 @pytest.mark.parametrize("make", [clicks, together])
 def test_three_tables_are_updated_as_one_array(make: Any) -> None:
     graph, technique = timed_by_bytes(graph_of(make)), RobeEmbedding(50.0, rows=2000)
-    after = technique.predict(graph, asked_first(technique, graph))
+    after = technique.predict(graph, context_for(technique, graph))
     assert spent(after, StepPhase.OPTIMIZER) < 0.7 * spent(graph, StepPhase.OPTIMIZER)
     updated = {
         spec.shape
@@ -98,7 +98,7 @@ def test_three_tables_are_updated_as_one_array(make: Any) -> None:
 
 def test_memory_is_that_of_the_array() -> None:
     graph, technique = graph_of(clicks), RobeEmbedding(50.0, rows=2000)
-    after = technique.predict(graph, asked_first(technique, graph))
+    after = technique.predict(graph, context_for(technique, graph))
     parameters = graph.memory.role == 1
     dense = (2 * ROWS * 16 + 3000 * 32) * 4
     fewer = int(

@@ -25,7 +25,7 @@ from slipstream.workload import Workload
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, cannot_be_timed, graph_of, mlp
 
-from known_durations import asked_first, timed_by_bytes
+from known_durations import context_for, timed_by_bytes
 
 ROWS, DIM = 30_000, 16
 TRAIN = TTShape.of(ROWS, DIM, (8, 8)).numbers
@@ -69,7 +69,7 @@ def sparse() -> Any:
 
 def test_updates_and_memory_equal_those_of_the_cores() -> None:
     graph, technique = timed_by_bytes(graph_of(films)), TTEmbeddings(8)
-    after = technique.predict(graph, asked_first(technique, graph))
+    after = technique.predict(graph, context_for(technique, graph))
     spent = [
         float(g.tasks.duration_ns[g.tasks.phase == StepPhase.OPTIMIZER].sum())
         for g in (graph, after)

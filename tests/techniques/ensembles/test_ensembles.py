@@ -365,7 +365,7 @@ def test_an_ensemble_worse_than_a_member_is_not_returned(method: Any) -> None:
         made = build(model, train, members=6, method=method, validation=held_out)
     assert len(made) == 1
     assert len(shares) == (6 if method == "snapshot" else 3), (
-        "given up after two that made it worse"
+        "stopped after two members that made it worse"
     )
     assert evaluate(made, x[300:], y[300:]).accuracy > 0.6
 

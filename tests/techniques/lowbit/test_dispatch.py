@@ -59,7 +59,7 @@ def test_a_scheme_that_does_not_support_these_widths_is_refused() -> None:
     able = dispatch.candidates(Shape(None, 4, 4, 8, 8), cpu_features().levels)
     unable = sorted({kernel.scheme for kernel in kernels()} - able.keys())
     if not unable:
-        pytest.skip("every scheme of this processor multiplies all widths")
+        pytest.skip("every scheme of this CPU supports all widths")
     with pytest.raises(InvalidArgumentError, match=r"^scheme: .*8-bit") as caught:
         dispatch.choose(Shape(None, 4, 4, 8, 8), scheme=unable[0])
     assert "dense" in str(caught.value)

@@ -26,7 +26,7 @@ from slipstream.workload import Workload, build_from
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, cannot_be_timed, graph_of, inference
 
-from known_durations import BytesMoved, asked_first, timed_by_bytes
+from known_durations import BytesMoved, context_for, timed_by_bytes
 
 
 def images() -> Any:
@@ -66,7 +66,7 @@ def sequences() -> Any:
 def test_counts_bytes_and_memory_equal_those_of_the_changed_model(make: Any, text: str) -> None:
     graph, (technique,) = timed_by_bytes(graph_of(make)), parse(text)
     assert technique.why_not(graph) is None
-    after = technique.predict(graph, asked_first(technique, graph))
+    after = technique.predict(graph, context_for(technique, graph))
     model = build(make, technique).model
     real = 4 * sum(p.numel() for p in model.parameters())
     assert int(after.memory.nbytes[after.memory.role == Role.PARAMETER].sum()) == real
@@ -84,7 +84,7 @@ def test_requested_calls_can_be_timed(make: Any) -> None:
 def test_operators_equal_those_of_the_changed_model() -> None:
     (technique,) = parse("lowrank:0.25")
     graph = timed_by_bytes(graph_of(images))
-    after = technique.predict(graph, asked_first(technique, graph))
+    after = technique.predict(graph, context_for(technique, graph))
     changed = graph_of_changed()
     for name in ("aten::convolution", "aten::convolution_backward", "aten::mm", "aten::addmm"):
         ours, theirs = (

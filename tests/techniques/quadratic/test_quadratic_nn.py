@@ -154,7 +154,7 @@ def test_a_deep_stack_that_diverges_is_reported_within_eight_steps(branch_norm: 
             optimizer.step()
     messages = [str(warning.message) for warning in caught if warning.category is SlipstreamWarning]
     assert bool(messages) is not branch_norm
-    assert all("is not finite; use branch_norm=True" in one for one in messages)
+    assert all("is not finite; use branch_norm=True" in message for message in messages)
     assert bool(torch.isfinite(model(x)).all()) is branch_norm
 
 

@@ -48,7 +48,7 @@ def test_a_layer_is_slower_by_the_measured_ratio_and_has_more_weights() -> None:
 
 
 def wide() -> Any:
-    """Its peak is within the passes of a convolution."""
+    """A model whose peak is within the passes of a convolution."""
     model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 8, 3))
     batch = torch.randn(8, 3, 32, 32), torch.randn(8, 8, 30, 30)
     return model, batch, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1)

@@ -1,7 +1,7 @@
 """Run by test_hfuse_triton.py in a separate process, interpreted: fused and separate programs.
 
-Kernels alone are those of the whole file, imported as it is: what is carried over of it is checked
-with what is fused.
+Separate kernels run from the whole imported file, so that the parts of it that fusion copies are
+checked, too.
 """
 
 from __future__ import annotations
