@@ -311,7 +311,7 @@ def insert_products(edit: Editor, graph: Graph, plan: LowRankPlan, context: Cont
             recorded_ns = recorded.duration_ns[tasks]
             before = None if _whole_layer(product) else durations.lookup(product.recorded)
             scale = in_step if before is None else recorded_ns / before.nanoseconds
-            # The recorded task becomes the last call in the forward pass, the first in the backward.
+            # The recorded task becomes the last call in forward and the first in backward.
             stays = len(calls) - 1 if forward else 0
             for number, call in enumerate(calls):
                 cost = price(durations, call, math.nan)

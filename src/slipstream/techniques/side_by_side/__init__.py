@@ -1,1 +1,1 @@
-"""Independent kernels side by side: what waits for memory beside what computes."""
+"""Fusion of independent kernels: memory-bound ones next to compute-bound ones."""

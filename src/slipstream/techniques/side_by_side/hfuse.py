@@ -1,6 +1,6 @@
-"""Sources fused side by side: how a kernel is launched, told in a line, and what a check says.
+"""Launches of kernels to fuse, parsed from a line, and results of a check.
 
-CUDA C++ is in `cuda`, Triton in `triton`; both take launches and give what is here.
+CUDA C++ is in `cuda`, Triton in `triton`; both take launches and return these results.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _LAUNCH = re.compile(
 )
 _EXTENT = re.compile(r"\d+(x\d+){0,2}")
 _BLOCK, _GRID = (256, 1, 1), (4, 1, 1)
-_BY_ATOMICS = 1e-6
-SHAPE = "file.cu:kernel<TEMPLATE,...>:block=XxYxZ,grid=XxYxZ,shared=BYTES,ARGUMENT=VALUE,..."
-PYTHON_SHAPE = "file.py:kernel:grid=XxYxZ,num_warps=N,ARGUMENT=VALUE,..."
+_ATOMICS_TOLERANCE = 1e-6
+SYNTAX = "file.cu:kernel<TEMPLATE,...>:block=XxYxZ,grid=XxYxZ,shared=BYTES,ARGUMENT=VALUE,..."
+PYTHON_SYNTAX = "file.py:kernel:grid=XxYxZ,num_warps=N,ARGUMENT=VALUE,..."
 
 
 class KernelSourceError(SlipstreamError):
-    """A kernel's source cannot be read, or cannot be fused; `where` is file:line."""
+    """A kernel's source cannot be read or fused; `where` is file:line."""
 
 
 class EmulatorError(UsageError):
-    """A kernel cannot be run: what its arguments are is not known, or it leaves its arrays."""
+    """A kernel cannot be emulated: an argument is unknown, or it accesses memory out of bounds."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel of a file, and how it is launched.
+    """A kernel of a file and its launch configuration.
 
     Attributes:
-        path: of the source.
-        kernel: its name.
-        template: its template arguments, as they are written between ``<>``.
-        block, grid: threads of a block, blocks; x, y, z. Of Triton's kernels only the grid.
+        path: source file.
+        kernel: name of the kernel.
+        template: template arguments, as written between ``<>``.
+        block, grid: threads of a block and blocks, as x, y, z. Triton kernels only have a grid.
         shared: bytes of dynamic shared memory.
-        values: for the check, of arguments by name: a number, or how many elements a pointer
-            points to, for indices with what they stay below: ``1000<64``. Triton's pointers name
-            their type, ``1000xi32<64``.
+        values: arguments for the check, by name: a number, or the number of elements of a pointer,
+            for indices with an upper bound: ``1000<64``. Triton pointers include the type:
+            ``1000xi32<64``.
     """
 
     path: Path
@@ -60,27 +60,27 @@ class Launch:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Number of threads of a block."""
         return math.prod(self.block)
 
     @property
     def python(self) -> bool:
-        """Whether the source is Python, the kernel Triton's."""
+        """Whether it is a Triton kernel in a Python file."""
         return self.path.suffix == ".py"
 
 
 @dataclass(frozen=True)
 class Emulated:
-    """What came of a check.
+    """Result of a check.
 
     Attributes:
-        schedules: orders that were tried.
-        compared: bytes, of one order.
-        differing: of them, the most in any order.
-        trouble: what went wrong in the fused kernel, as a hanging barrier with its line; empty if
-            nothing did.
-        float_atomics: whether sums depend on the order, which are compared to 1e-6.
-        ordered: what was put in order: threads, or programs.
+        schedules: number of execution orders tried.
+        compared: bytes compared per order.
+        differing: maximum number of differing bytes of any order.
+        trouble: failure of the fused kernel, such as a deadlocked barrier with its line; empty if
+            there was none.
+        float_atomics: whether sums depend on the order; they are compared to 1e-6.
+        ordered: unit of the order: threads, or programs.
     """
 
     schedules: int
@@ -92,7 +92,7 @@ class Emulated:
 
     @property
     def equal(self) -> bool:
-        """Whether the fused kernel does what its kernels do one after the other."""
+        """Whether the fused kernel gives the same result as its kernels run sequentially."""
         return not self.differing and not self.trouble
 
     def __str__(self) -> str:
@@ -106,34 +106,39 @@ class Emulated:
 
 
 def parse_launch(text: str) -> Launch:
-    """A launch from its line.
+    """Parse a launch.
 
     Raises:
-        UsageError: it is not of the shape that the message shows.
+        UsageError: `text` does not have the syntax that the message shows.
     """
     match = _LAUNCH.fullmatch(text)
     if match is None:
-        raise UsageError(f"'{text}' names no kernel of a file", remedy=f"for example {SHAPE}")
+        raise UsageError(
+            f"'{text}' does not name a kernel of a file", remedy=f"for example {SYNTAX}"
+        )
     path = Path(match["path"])
-    shape = PYTHON_SHAPE if path.suffix == ".py" else SHAPE
+    syntax = PYTHON_SYNTAX if path.suffix == ".py" else SYNTAX
     settings: dict[str, str] = {}
-    for one in filter(None, (match["settings"] or "").split(",")):
-        key, equals, value = one.partition("=")
+    for setting in filter(None, (match["settings"] or "").split(",")):
+        key, equals, value = setting.partition("=")
         if not equals or not key.strip().isidentifier() or not value.strip():
-            raise UsageError(f"'{one}' of '{text}' is no setting", remedy=f"for example {shape}")
+            raise UsageError(
+                f"'{setting}' of '{text}' is not a setting", remedy=f"for example {syntax}"
+            )
         settings[key.strip()] = value.strip()
     grid = _extent(settings.pop("grid", "4"), "grid", text)
     if path.suffix == ".py":
         if match["template"]:
             raise UsageError(
-                f"'{text}': a kernel of Triton has no <>", remedy=f"for example {shape}"
+                f"'{text}': Triton kernels have no template arguments (<>)",
+                remedy=f"for example {syntax}",
             )
-        # There, block= and shared= are parameters like all others.
+        # In Triton, block= and shared= are ordinary parameters.
         return Launch(path, match["kernel"], grid=grid, values=settings)
     block = _extent(settings.pop("block", "256"), "block", text)
     shared = settings.pop("shared", "0")
     if not shared.isdigit():
-        raise UsageError(f"shared={shared} of '{text}' is no number of bytes")
+        raise UsageError(f"shared={shared} of '{text}' is not a number of bytes")
     return Launch(
         path, match["kernel"], match["template"] or "", block, grid, int(shared), settings
     )
@@ -142,18 +147,20 @@ def parse_launch(text: str) -> Launch:
 def _extent(text: str, what: str, launch: str) -> Extent:
     if _EXTENT.fullmatch(text) is None or not all(map(int, text.split("x"))):
         raise UsageError(
-            f"{what}={text} of '{launch}' is no extent",
+            f"{what}={text} of '{launch}' is not an extent",
             remedy=f"for example {what}=256 or {what}=32x8",
         )
     x, y, z = (*map(int, text.split("x")), 1, 1)[:3]
     return x, y, z
 
 
-def differing(values: NDArray[np.generic], right: NDArray[np.generic], by_atomics: bool) -> int:
-    """Bytes that differ; of sums by atomics only those that differ by more than rounding."""
-    if values.tobytes() == right.tobytes():
+def differing(left: NDArray[np.generic], right: NDArray[np.generic], has_atomics: bool) -> int:
+    """Return the number of differing bytes; sums by atomics may differ by rounding."""
+    if left.tobytes() == right.tobytes():
         return 0
-    if by_atomics and values.dtype.kind == "f":
-        near = np.isclose(values, right, rtol=_BY_ATOMICS, atol=_BY_ATOMICS, equal_nan=True)
-        return int((~near).sum()) * values.dtype.itemsize
-    return int((values.view(np.uint8) != right.view(np.uint8)).sum())
+    if has_atomics and left.dtype.kind == "f":
+        near = np.isclose(
+            left, right, rtol=_ATOMICS_TOLERANCE, atol=_ATOMICS_TOLERANCE, equal_nan=True
+        )
+        return int((~near).sum()) * left.dtype.itemsize
+    return int((left.view(np.uint8) != right.view(np.uint8)).sum())

@@ -1,14 +1,14 @@
-"""Two loops in one: items of a loop that waits for memory between calls of one that computes.
+"""Interleaving of two loops: a memory-bound one and a compute-bound one.
 
-A memory loop has `items()`, `ahead(i)`, which asks for an item's memory, and `step(i)`; a computing
-loop has `calls()` and `run(ask, work)`: it calls `ask` so often while its registers hold what it
-adds up, and `work` between two tiles, when they hold nothing. Interleaved, a tile asks for the
-memory of items that are worked on after it, so that it arrives while the tile multiplies, and
-both loops end together (Bresenham's ratio). C++ of both is generated into one function by the
-compiler that is there.
+A memory loop has `items()`, `ahead(i)`, which prefetches an item, and `step(i)`, which processes
+it. A compute loop has `calls()` and `run(ask, work)`: it calls `ask` `calls()` times while its sums
+are in registers, and `work` between two tiles, when registers are free. Interleaved, a tile
+prefetches the items that are processed after it, so that their memory arrives while the tile
+multiplies, and both loops end together (Bresenham's ratio). The local C++ compiler compiles both
+into one function.
 
-Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; here on a processor,
-whose window of instructions takes the place of the scheduler of warps.
+Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; here on a CPU, whose
+out-of-order execution replaces the warp scheduler.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import torch
 from slipstream.codegen import load
 
 DISTANCES = (0, 8, 32, 128)
-"""Items ahead of which memory is asked for."""
+"""Prefetch distances, in items."""
 BLOCK = 32
-"""Columns of a product come in multiples of this."""
+"""The columns of a product are a multiple of this."""
 _DEEP = 256
 
 _SOURCE = r"""
 #include <cstdint>
 #define INLINE inline __attribute__((always_inline))
-// As many sums as registers hold: 24 of 16 numbers in 32, else 12 of 8 in 16.
+// Sums that fit into registers: 24 of 16 numbers in 32 registers, or 12 of 8 in 16.
 #ifdef __AVX512F__
 #define WIDTH 64
 #define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
@@ -49,7 +49,7 @@ INLINE V get(const float* p) { return *reinterpret_cast<const U*>(p); }
 INLINE void put(float* p, V v) { *reinterpret_cast<U*>(p) = v; }
 INLINE V all(float x) { return x - V{}; }
 
-// Rows of a table by number: table, numbers, result; rows, columns of the table.
+// Rows of a table by index: table, indices, result; number of indices, columns of the table.
 struct Gather {
   const float* table; const i64* ids; float* out; i64 count, width;
   Gather(void** p, const i64* n)
@@ -62,7 +62,7 @@ struct Gather {
     const char* to = reinterpret_cast<const char*>(out + i * width);
     for (i64 at = 0; at < width * 4; at += 64) {
       __builtin_prefetch(row + at);
-      // What is written is fetched, too, and no stream that a processor would notice.
+      // The written row is prefetched too: hardware prefetchers do not detect a stream here.
       __builtin_prefetch(to + at, 1);
     }
   }
@@ -74,7 +74,7 @@ struct Gather {
     for (; c < width; ++c) to[c] = from[c];
   }
 };
-// A step of gradient descent, in place: parameters, gradients, momenta or none, settings (learning
+// A step of gradient descent, in place: parameters, gradients, momenta or null, settings (learning
 // rate, momentum, decay); count.
 struct Descent {
   float *x, *m; const float *g; float rate, momentum, decay; i64 count;
@@ -125,7 +125,7 @@ struct Adam {
     }
   }
 };
-// A sweep that reads and writes past the caches: from, to; count.
+// A sweep that reads and writes without caching: from, to; count.
 struct Sweep {
   const float* from; float* to; i64 count;
   Sweep(void** p, const i64* n)
@@ -145,8 +145,8 @@ struct Sweep {
     }
   }
 };
-// x @ w.T + bias: x, w, bias, result, room for a panel of w, for x in tiles; rows, columns, inner,
-// strides of x and of w. The inner dimension in parts that the first caches hold.
+// x @ w.T + bias: x, w, bias, result, buffers for a panel of w and for x in tiles; rows, columns,
+// inner, strides of x and of w. The inner dimension is split into parts that fit into the L1 cache.
 struct Product {
   const float *x, *w, *bias; float *out, *panel, *tiles;
   i64 rows, columns, inner, row_x, in_x, row_w, in_w;
@@ -229,9 +229,9 @@ struct Product {
     }
   }
 };
-// Arithmetic in registers alone: result; turns, of a multiplication and an addition for each sum.
-// Memory is asked for between blocks of turns: with a request between any two, the sums alone took
-// 1.6 times as long, even with nothing to ask for (AMD family 25, AVX2).
+// Arithmetic in registers only: result; turns, of a multiplication and an addition for each sum.
+// Prefetches are between blocks of turns: with one between any two turns, the sums alone took
+// 1.6 times as long, even if there was nothing to prefetch (AMD family 25, AVX2).
 struct Arithmetic {
   float* out; i64 turns;
   Arithmetic(void** p, const i64* n) : out(static_cast<float*>(p[0])), turns(n[0]) {}
@@ -261,21 +261,22 @@ template <typename M> INLINE void memory_alone(const M& memory, i64 distance) {
     memory.step(i);
   }
 }
-// Items between asking for one and working on it: as much as memory takes to answer.
+// Items between the prefetch of an item and its processing, to cover the memory latency.
 constexpr i64 kBehind = 48;
 struct Nothing { INLINE void operator()() const {} };
 template <typename M, typename C> INLINE void interleaved(const M& memory, const C& compute) {
   const i64 items = memory.items(), calls = compute.calls() > 0 ? compute.calls() : 1;
-  const M mine = memory;  // which no store can change
-  i64 done = 0, asked = 0, owed = 0;
+  const M copy = memory;  // no store can alias a local copy
+  i64 done = 0, prefetched = 0, due = 0;
   compute.run(
       [&]() __attribute__((always_inline)) {
-        for (owed += items; owed >= calls && asked < items; owed -= calls) mine.ahead(asked++);
+        for (due += items; due >= calls && prefetched < items; due -= calls)
+          copy.ahead(prefetched++);
       },
       [&]() __attribute__((always_inline)) {
-        while (done + kBehind < asked) mine.step(done++);
+        while (done + kBehind < prefetched) copy.step(done++);
       });
-  while (done < items) mine.step(done++);
+  while (done < items) copy.step(done++);
 }
 }  // namespace
 extern "C" void memory_alone(void** p, const i64* n, i64 distance) {
@@ -288,8 +289,8 @@ extern "C" void together(void** p, const i64* n, i64) {
   interleaved(MEMORY(p, n), COMPUTE(p + ARRAYS, n + SIZES));
 }
 """
-# Of each loop: how many arrays and how many sizes it takes.
-_TAKES = {
+# Number of arrays and of sizes of each loop.
+_ARGUMENT_COUNTS = {
     "Gather": (3, 2),
     "Descent": (4, 1),
     "Adam": (5, 1),
@@ -301,12 +302,13 @@ _TAKES = {
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop with what it works on.
+    """A loop with its arguments.
 
     Attributes:
-        kind: Gather, Descent, Adam and Sweep wait for memory; Product and Arithmetic compute.
-        arrays: float32 and int64 on the processor, contiguous; None for a bias that is not there.
-        sizes: as the kind's C++ says.
+        kind: Gather, Descent, Adam and Sweep are memory-bound; Product and Arithmetic are
+            compute-bound.
+        arrays: contiguous float32 and int64 tensors on the CPU; None for a missing bias.
+        sizes: arguments that the kind's C++ class lists.
     """
 
     kind: str
@@ -315,16 +317,16 @@ class Loop:
 
 
 def interleave(memory: Loop, compute: Loop) -> Callable[[], None]:
-    """Both loops as one function.
+    """Return a function that runs both loops interleaved.
 
     Raises:
-        CompileError: there is no compiler, or it fails.
+        CompileError: there is no compiler, or compilation fails.
     """
     return _call("together", memory.kind, compute.kind, (memory, compute), 0)
 
 
 def alone(loop: Loop, distance: int = 0) -> Callable[[], None]:
-    """One loop as a function."""
+    """Return a function that runs one loop; `distance` is in items, 0 for no prefetches."""
     computes = loop.kind in ("Product", "Arithmetic")
     if computes:
         return _call("compute_alone", "Gather", loop.kind, (loop,), 0)
@@ -332,27 +334,27 @@ def alone(loop: Loop, distance: int = 0) -> Callable[[], None]:
 
 
 def gather(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> Loop:
-    """Rows `ids` [n] of `table` [rows, width] into `out` [n, width]; ids are within the table."""
+    """Copy rows `ids` [n] of `table` [rows, width] to `out` [n, width]; ids are not checked."""
     return Loop("Gather", (table, ids, out), (ids.numel(), table.shape[1]))
 
 
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> Loop:
-    """``x @ weight.T + bias`` into `out`, which is contiguous; see `fits`."""
+    """Compute ``x @ weight.T + bias`` in the contiguous `out`; see `fits`."""
     panel, tiles = torch.empty(_DEEP * BLOCK), torch.empty(x.shape[0] * _DEEP)
     sizes = (x.shape[0], weight.shape[0], weight.shape[1], *x.stride(), *weight.stride())
     return Loop("Product", (x, weight, bias, out, panel, tiles), sizes)
 
 
 def fits(columns: int, inner: int) -> bool:
-    """Whether a product of so many columns, and so many numbers added up, has no rest."""
+    """Whether a product of `columns` columns and `inner` summands consists of whole tiles."""
     return columns % BLOCK == 0 and inner % 8 == 0 and inner > 0
 
 
 @functools.cache
 def _library(memory: str, compute: str) -> ctypes.CDLL:
-    arrays, sizes = _TAKES[memory]
+    arrays, sizes = _ARGUMENT_COUNTS[memory]
     extra = (f"-DMEMORY={memory}", f"-DCOMPUTE={compute}", f"-DARRAYS={arrays}", f"-DSIZES={sizes}")
     library = load(_SOURCE, extra)
     for name in ("memory_alone", "compute_alone", "together"):
@@ -363,7 +365,7 @@ def _library(memory: str, compute: str) -> ctypes.CDLL:
 
 
 def version() -> str:
-    """What tells one wording of these loops from another, where durations are kept."""
+    """Return a hash of these loops, which identifies them in stored durations."""
     return hashlib.sha256(_SOURCE.encode()).hexdigest()[:12]
 
 
@@ -371,15 +373,15 @@ def _call(
     name: str, memory: str, compute: str, loops: Sequence[Loop], distance: int
 ) -> Callable[[], None]:
     function = getattr(_library(memory, compute), name)
-    given = [array for loop in loops for array in loop.arrays]
-    numbers = [size for loop in loops for size in loop.sizes]
-    pointers = (ctypes.c_void_p * len(given))(
-        *(a.data_ptr() if a is not None else 0 for a in given)
+    arrays = [array for loop in loops for array in loop.arrays]
+    sizes = [size for loop in loops for size in loop.sizes]
+    pointers = (ctypes.c_void_p * len(arrays))(
+        *(a.data_ptr() if a is not None else 0 for a in arrays)
     )
-    counts = (ctypes.c_int64 * len(numbers))(*numbers)
+    counts = (ctypes.c_int64 * len(sizes))(*sizes)
 
     def run() -> None:
         function(pointers, counts, distance)
-        assert given  # holds the arrays as long as the function lives
+        assert arrays  # keeps the arrays alive
 
     return run

@@ -1,8 +1,8 @@
-"""Which kernels of a step could run side by side on a device, and what that would gain at most.
+"""Pairs of kernels of a step that could be fused on a device, and their maximum gain.
 
-Two kernels that do not wait for each other, one bound by memory and one by arithmetic, share a
-multiprocessor: together they take no less than the longer one, than all their bytes and than all
-their arithmetic. Every kernel is in one pair at most, and no pairs may wait for each other.
+Two independent kernels, one memory-bound and one compute-bound, share a multiprocessor: fused they
+take at least the time of the longer one, of all their bytes and of all their arithmetic. Every
+kernel is in at most one pair, and pairs must not depend on each other in a cycle.
 
 Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; pairs are an assignment
 (Kuhn, "The Hungarian method for the assignment problem", 1955) between the two kinds.
@@ -21,10 +21,10 @@ from slipstream.durations.roofline import Limits
 from slipstream.durations.work import work
 from slipstream.graph import Graph, TaskView
 from slipstream.graph.flow import flow_of
-from slipstream.techniques.side_by_side.timing import MOST
+from slipstream.techniques.side_by_side.timing import MAX_RATIO
 
-MOST_KERNELS = 400
-"""The longest so many of a step are looked at; the others would gain next to nothing."""
+MAX_KERNELS = 400
+"""Number of longest kernels of a step that are considered; others gain hardly anything."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Kernel:
     """A kernel of a step.
 
     Attributes:
-        name: of its operator.
-        alone_ns: how long it takes.
-        memory_ns, compute_ns: what its bytes and its arithmetic alone would take; the longer says
-            what it is bound by.
+        name: name of its operator.
+        alone_ns: its duration.
+        memory_ns, compute_ns: minimum time of its bytes and of its arithmetic; the longer is its
+            bottleneck.
     """
 
     name: str
@@ -45,16 +45,16 @@ class Kernel:
 
     @property
     def computes(self) -> bool:
-        """Whether arithmetic binds it."""
+        """Whether it is compute-bound."""
         return self.compute_ns > self.memory_ns
 
 
 @dataclass(frozen=True)
 class Match:
-    """Two kernels by number, the first before the second in the step.
+    """Two kernels by index, the first before the second in the step.
 
     Attributes:
-        gain_ns: less than both one after the other, at most.
+        gain_ns: maximum time saved over running them sequentially.
     """
 
     first: int
@@ -63,66 +63,66 @@ class Match:
 
 
 def together_ns(a: Kernel, b: Kernel) -> float:
-    """The least time of both in one kernel."""
+    """Return the minimum time of both kernels fused."""
     both = a.memory_ns + b.memory_ns, a.compute_ns + b.compute_ns
     return max(a.alone_ns, b.alone_ns, *both)
 
 
 def kernels_of(graph: Graph, limits: Limits) -> tuple[list[Kernel], list[frozenset[int]]]:
-    """The operators of a recorded step as kernels of a device at its limits.
+    """Return the operators of a recorded step as kernels of a device at its limits.
 
     Returns:
-        Kernels in the step's order, and for each the numbers of those it waits for: that made
-        what it reads, or read or made what it overwrites.
+        Kernels in the step's order, and for each the indices of its dependencies: those that wrote
+        its inputs, or that read or wrote memory which it overwrites.
     """
     flow = flow_of(graph)
     tasks: list[int] = np.flatnonzero(flow.complete & ~flow.views).tolist()
     number = {task: n for n, task in enumerate(tasks)}
     kernels = [_kernel(graph.task(task), limits) for task in tasks]
-    return kernels, [frozenset(number[one] for one in flow.waits[task]) for task in tasks]
+    return kernels, [frozenset(number[source] for source in flow.waits[task]) for task in tasks]
 
 
 def _kernel(task: TaskView, limits: Limits) -> Kernel:
-    known = work(task.call) if task.call is not None else None
-    if known is None:
+    required = work(task.call) if task.call is not None else None
+    if required is None:
         return Kernel(task.name, 0.0, 0.0, 0.0)
-    rate = limits.flops_per_s.get(known.dtype)
-    memory = known.nbytes / limits.bytes_per_s * 1e9
-    compute = known.flops / rate * 1e9 if rate else 0.0
+    rate = limits.flops_per_s.get(required.dtype)
+    memory = required.nbytes / limits.bytes_per_s * 1e9
+    compute = required.flops / rate * 1e9 if rate else 0.0
     return Kernel(task.name, max(memory, compute), memory, compute)
 
 
 def match(kernels: Sequence[Kernel], needs: Sequence[Iterable[int]]) -> list[Match]:
-    """Pairs that gain most together, by what they gain.
+    """Return pairs of nearly maximum total gain, the largest gain first.
 
     Args:
-        needs: of each kernel, numbers of earlier ones that it waits for.
+        needs: indices of the earlier kernels that each kernel depends on.
     """
     before = _all_before(needs)
-    longest = sorted(range(len(kernels)), key=lambda n: -kernels[n].alone_ns)[:MOST_KERNELS]
+    longest = sorted(range(len(kernels)), key=lambda n: -kernels[n].alone_ns)[:MAX_KERNELS]
     gain = {
-        (a, b): gained
+        (a, b): saved_ns
         for a, b in itertools.combinations(sorted(longest), 2)
-        if not before[b] >> a & 1 and (gained := _gain(kernels[a], kernels[b])) > 0
+        if not before[b] >> a & 1 and (saved_ns := _gain(kernels[a], kernels[b])) > 0
     }
-    merged = _Merged(needs)
+    fused = _FusedGraph(needs)
     chosen: list[Match] = []
     for a, b in (*_assigned(kernels, gain), *sorted(gain, key=lambda pair: -gain[pair])):
-        if merged.join(a, b):
+        if fused.join(a, b):
             chosen.append(Match(a, b, gain[a, b]))
-    return sorted(chosen, key=lambda one: -one.gain_ns)
+    return sorted(chosen, key=lambda pair: -pair.gain_ns)
 
 
 def _gain(a: Kernel, b: Kernel) -> float:
-    """What both in one kernel would save, where that is worth it."""
+    """Return the time saved by fusion, in ns; 0 if it is below the threshold."""
     apart, together = a.alone_ns + b.alone_ns, together_ns(a, b)
-    return apart - together if together <= MOST * apart else 0.0
+    return apart - together if together <= MAX_RATIO * apart else 0.0
 
 
 def _assigned(
     kernels: Sequence[Kernel], gain: dict[tuple[int, int], float]
 ) -> list[tuple[int, int]]:
-    """The best pairs of one kernel that computes and one that does not, the largest gain first."""
+    """Return the best pairs of a compute-bound and another kernel, the largest gain first."""
     sides: tuple[list[int], list[int]] = [], []
     for n in sorted({n for pair in gain for n in pair}):
         sides[kernels[n].computes].append(n)
@@ -135,33 +135,33 @@ def _assigned(
 
 
 def _all_before(needs: Sequence[Iterable[int]]) -> list[int]:
-    """Of each kernel, the set of all that it waits for, as the bits of a number."""
+    """Return the transitive dependencies of each kernel as the bits of an integer."""
     before: list[int] = []
-    for one in needs:
+    for sources in needs:
         bits = 0
-        for n in one:
+        for n in sources:
             bits |= before[n] | 1 << n
         before.append(bits)
     return before
 
 
-class _Merged:
-    """Kernels of which some are one: a graph that must stay without cycles."""
+class _FusedGraph:
+    """A graph of kernels of which some are fused, kept acyclic."""
 
     def __init__(self, needs: Sequence[Iterable[int]]) -> None:
-        self._needs = [tuple(one) for one in needs]
+        self._needs = [tuple(sources) for sources in needs]
         self._partner: dict[int, int] = {}
 
     def join(self, a: int, b: int) -> bool:
-        """Make one of two kernels; False where one is in a pair, or would wait for itself."""
+        """Fuse two kernels; False if one is in a pair already or the graph would get a cycle."""
         if a in self._partner or b in self._partner:
             return False
-        if a in self._waited_for(b) or b in self._waited_for(a):
+        if a in self._dependencies(b) or b in self._dependencies(a):
             return False
         self._partner |= {a: b, b: a}
         return True
 
-    def _waited_for(self, kernel: int) -> set[int]:
+    def _dependencies(self, kernel: int) -> set[int]:
         seen: set[int] = set()
         todo = list(self._needs[kernel])
         while todo:
@@ -175,6 +175,6 @@ class _Merged:
         yield from self._needs[n]
         partner = self._partner.get(n)
         if partner is not None:
-            # Whoever waits for one of a pair waits for all that the other waits for.
+            # A kernel that depends on one of a pair also depends on the other's dependencies.
             yield partner
             yield from self._needs[partner]

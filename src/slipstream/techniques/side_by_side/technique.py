@@ -1,6 +1,6 @@
-"""side_by_side: an optimizer's step in the loops that multiply gradients of layers before it.
+"""side_by_side: optimizer steps interleaved with the gradients of earlier layers.
 
-Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; here on a processor.
+Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; here on a CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream.techniques._baseline import (
     update_tasks,
     updated_tensors,
 )
-from slipstream.techniques.side_by_side.timing import MOST, pair_call
+from slipstream.techniques.side_by_side.timing import MAX_RATIO, pair_call
 from slipstream.units import format_duration, format_percent
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -38,7 +38,7 @@ _BY_HAND = (
 
 @dataclass(frozen=True)
 class SideBySide(Choosing):
-    """Updates of weights, which wait for memory, beside products of gradients, which compute.
+    """Interleaving of memory-bound weight updates with compute-bound gradients.
 
     Attributes:
         only, except_: patterns of linear layers' qualified names.
@@ -57,7 +57,7 @@ class SideBySide(Choosing):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no kernels of the step can run side by side."""
+        """Return why no update can be interleaved with gradients; None if one can."""
         from slipstream.techniques.side_by_side.updates import why_no_loop
 
         for reason in (already_compiled(graph), already_autocast(graph)):
@@ -66,39 +66,41 @@ class SideBySide(Choosing):
         if (reason := why_no_compiler()) is not None:
             return f"loops are generated in C++, and {reason}"
         if int(graph.meta.get("threads", 1)) > 1:
-            return "the loops are of one thread, and the step has several"
+            return "the loops are single-threaded, and the step uses several threads"
         described: Any = graph.meta.get("optimizer")
         update = update_tasks(graph)
         if not described or not len(update):
-            return "the step has, or shows, no optimizer: nothing beside its products waits"
+            return "the step has no optimizer, or hides it, so there are no updates to interleave"
         if (reason := why_no_loop(described["class"], described["settings"])) is not None:
             return reason
         if len(update) > 1 and not any("_fused_" in graph.task(int(t)).name for t in update):
             return (
-                f"its update is {len(update)} operators; fused_optimizer makes it one first: "
+                f"its update consists of {len(update)} operators; fuse them first: "
                 "fused_optimizer+side_by_side"
             )
         between = _between(graph, int(update[0]))
         if between:
-            return f"gradients are read before the update ({between}), which would be too late"
-        unpaired = "no linear layers of whole vectors follow each other in its backward pass"
+            return (
+                f"an operator between the backward pass and the update ({between}) reads gradients"
+            )
+        unpaired = "its backward pass has no two linear layers with sizes that fill whole tiles"
         if (reason := self.why_none_of(module_layers(graph), unpaired)) is not None:
             return reason
         return None if self._sites(graph) else unpaired
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Every pair in turn and in one loop."""
+        """Return every pair, sequential and interleaved."""
         return [call for pair in self._pairs(graph) for call in pair.calls]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Products as long as both in one loop where that is shorter; the rest of the update."""
+        """Replace the durations of gradients by those of faster pairs, and shorten the update."""
         edit = Editor(graph, str(self))
         update = update_tasks(graph)
         update_ns = float(graph.tasks.duration_ns[update].sum())
-        taken, merged, pairs = 0.0, 0, self._pairs(graph)
+        hidden_share, faster, pairs = 0.0, 0, self._pairs(graph)
         for pair in pairs:
             ratio = context.durations.ratio(*pair.calls)
-            if ratio is None or ratio.value > MOST:
+            if ratio is None or ratio.value > MAX_RATIO:
                 continue
             products = list(pair.site.tasks)
             alone_ns = float(graph.tasks.duration_ns[products].sum())
@@ -107,35 +109,39 @@ class SideBySide(Choosing):
                 np.array(products), ratio.value * (1 + share * update_ns / alone_ns),
                 ratio.provenance, spread=ratio.spread,
             )  # fmt: skip
-            taken += share
-            merged += 1
+            hidden_share += share
+            faster += 1
             provenance = ratio.provenance
-        if merged:
-            edit.scale(update, max(1 - taken, 0.0), provenance)
-        hidden = f"the update is {format_duration(update_ns)}, all that could be hidden"
-        words = f"{format_percent(taken)} of the update beside {merged} layers' products"
-        return edit.apply(f"{words if merged else f'none of {len(pairs)} pairs pays'}; {hidden}")
+        if faster:
+            edit.scale(update, max(1 - hidden_share, 0.0), provenance)
+        limit = f"the update takes {format_duration(update_ns)}, which limits what can be hidden"
+        percent = format_percent(hidden_share)
+        outcome = f"{percent} of the update interleaved with gradients of {faster} layers"
+        if not faster:
+            outcome = f"none of {len(pairs)} pairs is faster"
+        return edit.apply(f"{outcome}; {limit}")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Let linear layers run what the optimizer owes beside their gradients' products.
+        """Interleave pending updates with the gradients of linear layers.
 
-        Every pair is timed in turn and in one loop, once a machine, and is one only where faster.
+        Every pair is timed sequential and interleaved, once per machine, and interleaved only if
+        that is faster.
 
         Raises:
-            WorkloadError: the step hides its model or optimizer, is the user's own function, or
-                its optimizer has no loop here.
+            WorkloadError: the step hides its model or optimizer, is a user-defined function, or
+                its optimizer is not supported.
         """
         from torch import nn
 
         from slipstream.techniques.side_by_side.nn import put_beside
-        from slipstream.techniques.side_by_side.timing import pays
+        from slipstream.techniques.side_by_side.timing import is_faster
         from slipstream.techniques.side_by_side.updates import why_no_loop
 
         built.need_model(self.name)
         if built.optimizer is None or not built.from_parts:
             raise WorkloadError(
                 f"{self.name} updates weights during the backward pass, and your own step may read "
-                "or add up gradients after it",
+                "or accumulate gradients after it",
                 remedy="return (model, batch, loss, optimizer)",
             )
         for group in built.optimizer.param_groups:
@@ -144,39 +150,42 @@ class SideBySide(Choosing):
         layers = {n: m for n, m in built.model.named_modules() if type(m) is nn.Linear}
         self.need_some(layers)
         chosen = [m for n, m in layers.items() if n in self.selection]
-        put_beside(chosen, built.optimizer, pays)
+        put_beside(chosen, built.optimizer, is_faster)
 
     def warmup_steps(self) -> int:
-        """The first, in which pairs are timed that no prediction has asked for."""
+        """Return 1: the first step times the pairs that have no stored duration."""
         return 1
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """Two lines after the optimizer is made."""
-        note = f"after the optimizer is made, where nothing reads gradients before it:\n{_BY_HAND}"
+        """Return two lines to add after the optimizer is constructed."""
+        note = (
+            "add after the optimizer is constructed, if nothing reads gradients before its step:\n"
+            f"{_BY_HAND}"
+        )
         return None if workload.live is not None else CodeChange("", note)
 
     def _sites(self, graph: Graph) -> list[Match]:
-        """Layers with whole vectors, in the order of the backward pass."""
-        from slipstream.techniques.side_by_side.nn import able
+        """Return the supported layers in the order of the backward pass."""
+        from slipstream.techniques.side_by_side.nn import has_whole_tiles
 
-        every = module_layers(graph)
-        calls = Counter(layer.module for layer in every)
+        layers = module_layers(graph)
+        calls = Counter(layer.module for layer in layers)
         fitting = [
             layer
-            for layer in self.chosen(every)
+            for layer in self.chosen(layers)
             if layer.kind == "linear"
             and layer.backward
-            and able(layer.x.shape[0], layer.settings.outputs, layer.x.shape[1])
+            and has_whole_tiles(layer.x.shape[0], layer.settings.outputs, layer.x.shape[1])
             and calls[layer.module] == 1
         ]
         return sorted(fitting, key=lambda site: site.backward[0]) if len(fitting) > 1 else []
 
     def _pairs(self, graph: Graph) -> list[Pair]:
-        """Each layer's products with the update of the layer whose gradient came before."""
-        from slipstream.techniques.side_by_side.updates import form
+        """Pair each layer's gradients with the update of the layer before it in backward."""
+        from slipstream.techniques.side_by_side.updates import update_kind
 
         described: Any = graph.meta["optimizer"]
-        kind = form(described["class"], described["settings"])
+        kind = update_kind(described["class"], described["settings"])
         sites = self._sites(graph)
         trained = sum(spec.nbytes for spec in updated_tensors(graph)) // 4
         return [
@@ -187,11 +196,11 @@ class SideBySide(Choosing):
 
 @dataclass(frozen=True)
 class Pair:
-    """Products of a layer's gradients, and the update of another layer's weight.
+    """Gradients of a layer and the update of another layer's weight.
 
     Attributes:
-        kind: of the update, as it is timed.
-        count: numbers that are updated, of `trained` that the optimizer has.
+        kind: kind of the update, see `slipstream.techniques.side_by_side.updates.update_kind`.
+        count: number of updated parameters, of `trained` in the optimizer.
     """
 
     kind: str
@@ -201,16 +210,16 @@ class Pair:
 
     @property
     def calls(self) -> tuple[Call, Call]:
-        """In turn, and in one loop."""
+        """The sequential and the interleaved call."""
         rows, inputs = self.site.x.shape
-        wants_input = len(self.site.backward) > 1
-        layer = rows, self.site.settings.outputs, inputs, wants_input
+        needs_input = len(self.site.backward) > 1
+        layer = rows, self.site.settings.outputs, inputs, needs_input
         shape = self.kind, *layer, self.count, self.trained
         return pair_call(*shape, together=False), pair_call(*shape, together=True)
 
 
 def _between(graph: Graph, update: int) -> str:
-    """What runs after the backward pass and before the update."""
+    """Return the name of an operator between the backward pass and the update; empty if none."""
     last = int(np.flatnonzero(graph.tasks.phase == StepPhase.BACKWARD).max(initial=-1))
     for task in range(last + 1, update):
         view = graph.task(task)

@@ -1,4 +1,4 @@
-"""An optimizer's step of one parameter as a loop that waits for memory."""
+"""An optimizer's step of one parameter as a memory-bound loop."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import torch
 from slipstream.techniques.side_by_side.kernels import Loop
 
 KINDS = ("Adam", "AdamW", "SGD")
-_UNKNOWN = ("amsgrad", "dampening", "differentiable", "maximize", "nesterov")
+_UNSUPPORTED = ("amsgrad", "dampening", "differentiable", "maximize", "nesterov")
 
 
 def why_no_loop(kind: str, settings: Mapping[str, Any]) -> str | None:
-    """Why an optimizer's step has no loop here; None where it has one."""
+    """Return why there is no loop for an optimizer's step; None if there is one."""
     if kind not in KINDS:
-        return f"updates of {kind} have no loop here; those of {', '.join(KINDS)} have"
-    odd = next((name for name in _UNKNOWN if settings.get(name)), None)
-    return f"updates of {kind} with {odd} have no loop here" if odd else None
+        return f"updates of {kind} are not supported, only those of {', '.join(KINDS)}"
+    unsupported = next((name for name in _UNSUPPORTED if settings.get(name)), None)
+    return f"updates of {kind} with {unsupported} are not supported" if unsupported else None
 
 
-def form(kind: str, settings: Mapping[str, Any]) -> str:
-    """What an update is timed by: the optimizer's class, or ``Descent`` without momentum."""
+def update_kind(kind: str, settings: Mapping[str, Any]) -> str:
+    """Return the kind that identifies durations: the class, or ``Descent`` without momentum."""
     return "Descent" if kind == "SGD" and not settings.get("momentum") else kind
 
 
 def fits_update(parameter: torch.Tensor) -> bool:
-    """Whether a parameter is whole cache lines of float32 on the processor."""
-    plain = parameter.dtype is torch.float32 and parameter.is_cpu and parameter.is_contiguous()
-    return plain and parameter.numel() % 16 == 0
+    """Whether a parameter consists of whole cache lines of float32 on the CPU."""
+    supported = parameter.dtype is torch.float32 and parameter.is_cpu and parameter.is_contiguous()
+    return supported and parameter.numel() % 16 == 0
 
 
 class Update:
-    """What an optimizer owes a parameter whose gradient is complete.
+    """The pending update of a parameter whose gradient is complete.
 
-    Its state is the optimizer's own, made as torch makes it, and counted on as torch counts.
+    It uses the optimizer's state, which it creates and counts on as torch does.
     """
 
     def __init__(
@@ -54,13 +54,15 @@ class Update:
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             state["step"] += 1
             first, second = group["betas"]
-            number = float(state["step"])
-            apart = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
+            step = float(state["step"])
+            decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get(
+                "decoupled_weight_decay"
+            )
             arrays += [state["exp_avg"], state["exp_avg_sq"]]
             settings = [
-                rate / (1 - first**number), first, second, group["eps"],
-                0.0 if apart else decay, rate * decay if apart else 0.0,
-                math.sqrt(1 - second**number),
+                rate / (1 - first**step), first, second, group["eps"],
+                0.0 if decoupled else decay, rate * decay if decoupled else 0.0,
+                math.sqrt(1 - second**step),
             ]  # fmt: skip
             self._kind = "Adam"
         else:
@@ -73,19 +75,19 @@ class Update:
             arrays.append(momenta)
             settings = [rate, group["momentum"], decay]
             self._kind = "Descent"
-        self._arrays = [None if one is None else one.view(-1) for one in arrays]
+        self._arrays = [None if array is None else array.view(-1) for array in arrays]
         self._settings = torch.tensor(settings)
         self.parameter = parameter
         self.count = parameter.numel()
 
     def part(self, begin: int, end: int) -> Loop:
-        """The step of numbers `begin` to `end`, multiples of 16."""
-        arrays = [None if one is None else one[begin:end] for one in self._arrays]
+        """Return the loop over elements `begin` to `end`, multiples of 16."""
+        arrays = [None if array is None else array[begin:end] for array in self._arrays]
         return Loop(self._kind, (*arrays, self._settings), (end - begin,))
 
 
 def fused_step(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
-    """What a fused ``optimizer.step()`` runs for one parameter that has its state."""
+    """Run the kernel of a fused ``optimizer.step()`` for a parameter with state."""
     group, state = optimizer.param_groups[0], optimizer.state[parameter]
     gradient = parameter.grad
     assert gradient is not None

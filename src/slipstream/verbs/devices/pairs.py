@@ -10,7 +10,7 @@ from slipstream.durations.roofline import datasheet_limits
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph
 from slipstream.tables import Field, Table
-from slipstream.techniques.side_by_side.matching import MOST_KERNELS, kernels_of, match
+from slipstream.techniques.side_by_side.matching import MAX_KERNELS, kernels_of, match
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs.devices.elsewhere import kind_named
 
@@ -96,7 +96,7 @@ class StepPairs:
 
     def table(self, top: int = 20) -> Table:
         notes = (
-            f"for the {MOST_KERNELS} longest kernels at their data-sheet limits; excludes launches "
+            f"for the {MAX_KERNELS} longest kernels at their data-sheet limits; excludes launches "
             "and registers",
             "slipstream hfuse a.cu:k1 b.cu:k2 -o fused.cu fuses their sources: time both",
         )

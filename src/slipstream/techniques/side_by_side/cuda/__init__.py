@@ -1,4 +1,4 @@
-"""CUDA kernels in one: source to source, checked on this processor."""
+"""Source-to-source fusion of CUDA kernels, checked on the CPU."""
 
 from slipstream.techniques.side_by_side.cuda.emulate import SCHEDULES, emulate
 from slipstream.techniques.side_by_side.cuda.fuse import (

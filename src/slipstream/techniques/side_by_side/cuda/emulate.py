@@ -1,8 +1,8 @@
-"""Kernels run on this processor, fused and alone, and their memory compared byte by byte.
+"""Emulation of kernels on the CPU, fused and alone, with a bytewise comparison of their memory.
 
-No GPU is needed, and none is timed: this answers whether the fused kernel computes the same. Every
-thread of a block is a fiber of `slip_emulator.h`; blocks run one after the other, in several orders
-of their threads. Arrays end at a page that nobody may touch.
+No GPU is needed and nothing is timed: this checks whether the fused kernel computes the same. Every
+thread of a block is a fiber of `slip_emulator.h`. Blocks run sequentially, in several orders of
+their threads. Arrays end at a guard page.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from slipstream.techniques.side_by_side.cuda.fuse import FusedKernel, alone
 from slipstream.techniques.side_by_side.cuda.rewrite import Rewriter, parameter_names
 from slipstream.techniques.side_by_side.hfuse import Emulated, EmulatorError, Launch, differing
 
-# As nvcc reads kernels by default: C++17.
+# C++17, the default of nvcc.
 _FLAGS = (
     "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas",
 )  # fmt: skip
 _ENTRY = """
-static void slip_body(void** given) {{ slip::call({kernel}, given); }}
+static void slip_body(void** arguments) {{ slip::call({kernel}, arguments); }}
 extern "C" {{
-int slip_describe(slip::Kind* found) {{ return slip::describe({kernel}, found); }}
-void slip_run(void** given, const slip::Settings* asked, slip::Report* told) {{
-  slip::run(slip_body, given, asked, told);
+int slip_describe(slip::Kind* kinds) {{ return slip::describe({kernel}, kinds); }}
+void slip_run(void** arguments, const slip::Settings* settings, slip::Report* report) {{
+  slip::run(slip_body, arguments, settings, report);
 }}
 }}
 """
 _LIMIT_S = 60.0
 _ELEMENTS, _SCALAR, _BELOW = 4096, 1000, 64
 SCHEDULES = tuple(range(11))
-"""In order, reversed, one thread of each warp in turn, and eight drawn ones."""
+"""In order, reversed, round-robin over warps, and eight random orders."""
 
 
 class _Kind(ctypes.Structure):
@@ -64,7 +64,7 @@ class _Report(ctypes.Structure):
 
 @dataclass
 class _Array:
-    """Memory of one argument, between guards."""
+    """Memory of an argument, between guard pages."""
 
     name: str
     address: int
@@ -76,7 +76,7 @@ class _Array:
 
 
 class _Program:
-    """Compiled source with its kernel's entry."""
+    """Compiled source with an entry point of its kernel."""
 
     def __init__(self, kernel: FusedKernel) -> None:
         self.kernel = kernel
@@ -90,21 +90,23 @@ class _Program:
         kinds = (_Kind * 64)()
         return list(kinds[: self.library.slip_describe(kinds)])
 
-    def run(self, given: Sequence[ctypes.c_void_p], settings: _Settings) -> tuple[str, int, bool]:
-        """What went wrong, at which address, and whether atomics of floats were used."""
+    def run(
+        self, arguments: Sequence[ctypes.c_void_p], settings: _Settings
+    ) -> tuple[str, int, bool]:
+        """Return the failure, its address, and whether float atomics were used."""
         report = _Report()
-        pointers = (ctypes.c_void_p * len(given))(*given)
+        pointers = (ctypes.c_void_p * len(arguments))(*arguments)
         self.library.slip_run(pointers, ctypes.byref(settings), ctypes.byref(report))
         text = report.text.decode(errors="replace")
         if report.failed == 2:
-            text = f"it did not end within {_LIMIT_S:.0f} s"
+            text = f"it did not finish within {_LIMIT_S:.0f} s"
         elif report.failed == 3:
-            text = "it was ended by a signal"
+            text = "a signal terminated it"
         return text if report.failed else "", report.address, bool(report.float_atomics)
 
 
 class _Arguments:
-    """What one kernel is given: scalars, and arrays that can be put back as they were."""
+    """Arguments of a kernel: scalars, and arrays that can be reset."""
 
     def __init__(self, launch: Launch, program: _Program, seed: int) -> None:
         names = parameter_names(program.kernel.parts[0].kernel)
@@ -129,23 +131,23 @@ class _Arguments:
         dtype = _dtype(kind)
         if dtype is None or (kind.lanes > 1 and not kind.pointer):
             raise EmulatorError(
-                f"the emulator cannot make argument '{name}' of {launch.kernel}: it is no number "
-                "and no array of numbers",
-                where=str(launch.path), remedy="pass its fields, or leave the check out: --no-check"
+                f"the emulator cannot create argument '{name}' of {launch.kernel}: it is neither a "
+                "number nor an array of numbers",
+                where=str(launch.path), remedy="pass its fields, or skip the check: --no-check"
             )  # fmt: skip
         if not kind.pointer:
             number = np.zeros(1, dtype)
             try:
                 number[0] = dtype.type(value or (0.5 if kind.floating else _SCALAR))
             except (ValueError, OverflowError):
-                raise EmulatorError(f"{name}={value} of {launch.kernel} is no {dtype}") from None
+                raise EmulatorError(f"{name}={value} of {launch.kernel} is not {dtype}") from None
             self._held.append(number)
             self.pointers.append(ctypes.c_void_p(number.ctypes.data))
             return
         match = re.fullmatch(r"(\d+)(?:<(\d+))?", value or str(_ELEMENTS))
         if match is None or not int(match[1]):
             raise EmulatorError(
-                f"{name}={value} of {launch.kernel} is no number of elements",
+                f"{name}={value} of {launch.kernel} is not a number of elements",
                 remedy=f"for example {name}=4096, or {name}=4096<64 for integers below 64",
             )
         count, below = int(match[1]) * kind.lanes, int(match[2] or _BELOW)
@@ -167,25 +169,25 @@ class _Arguments:
         self.pointers.append(ctypes.c_void_p(ctypes.addressof(pointer)))
 
     def reset(self) -> None:
-        """Put every array back as it was."""
-        for one in self.arrays:
-            one.values[:] = one.first
+        """Restore the initial values of all arrays."""
+        for array in self.arrays:
+            array.values[:] = array.first
 
-    def near(self, address: int) -> str:
-        """Which array an address outside of all is nearest to, in words."""
+    def nearest(self, address: int) -> str:
+        """Describe the array that is nearest to an address out of bounds."""
         if not address or not self.arrays:
             return ""
-        one = min(self.arrays, key=lambda a: min(
+        array = min(self.arrays, key=lambda a: min(
             abs(address - a.address), abs(address - a.address - a.values.nbytes)))  # fmt: skip
-        place = (address - one.address) // one.values.itemsize
+        place = (address - array.address) // array.values.itemsize
         if abs(place) > 1 << 24:
             return ""
-        return f": element {place} of '{one.name}', which has {len(one.values)}"
+        return f": element {place} of '{array.name}', which has {len(array.values)}"
 
     def close(self) -> None:
-        """Give the memory back."""
-        for one in self.arrays:
-            self._release(one.base, one.whole)
+        """Free the memory of all arrays."""
+        for array in self.arrays:
+            self._release(array.base, array.whole)
         self.arrays.clear()
 
 
@@ -206,8 +208,8 @@ def _arguments(
             arguments.append(_Arguments(launch, program, number))
         yield arguments
     finally:
-        for one in arguments:
-            one.close()
+        for kernel_arguments in arguments:
+            kernel_arguments.close()
 
 
 def _settings(grid: Sequence[int], block: Sequence[int], starts: Sequence[int]) -> _Settings:
@@ -223,63 +225,64 @@ def emulate(
     schedules: Sequence[int] = SCHEDULES,
     report: Callable[[str], None] = lambda line: None,
 ) -> Emulated:
-    """Run the kernels of `fused` one after the other and fused, and compare their memory.
+    """Run the kernels of `fused` sequentially and fused, and compare their memory.
 
     Args:
         schedules: orders of threads to try, of `SCHEDULES`.
 
     Raises:
-        EmulatorError: a kernel alone fails, or what it is to be given is not known.
-        CompileError: there is no C++ compiler, or it does not take the source.
+        EmulatorError: a kernel alone fails, or an argument is unknown.
+        CompileError: there is no C++ compiler, or compilation fails.
     """
     launches = [part.launch for part in fused.parts]
     for part in fused.parts:
         if part.kernel.tokens and Rewriter(part).template_parameters:
             raise EmulatorError(
-                f"{part.kernel.name} is a template: nothing of it runs until it has arguments",
+                f"{part.kernel.name} is a template and needs arguments to run",
                 where=part.kernel.tokens[0].where,
                 remedy=f"for example {part.launch.path}:{part.kernel.name}<float>:block=256",
             )
     report("compiling")
-    programs = [_Program(alone(one)) for one in launches]
+    programs = [_Program(alone(launch)) for launch in launches]
     together = _Program(fused)
-    trouble, most, atomics = "", 0, False
-    with _arguments(launches, programs) as given:
+    trouble, max_differing, has_atomics = "", 0, False
+    with _arguments(launches, programs) as arguments:
         expected = []
-        for launch, program, args in zip(launches, programs, given, strict=True):
+        for launch, program, args in zip(launches, programs, arguments, strict=True):
             report(f"running {launch.kernel} alone")
             settings = _settings(launch.grid, launch.block, [0])
             trouble, address, used = program.run(args.pointers, settings)
             if trouble:
                 raise EmulatorError(
-                    f"{launch.kernel} alone fails in the emulator: {trouble}{args.near(address)}",
+                    f"{launch.kernel} alone fails in the emulator: {trouble}"
+                    f"{args.nearest(address)}",
                     where=str(launch.path),
-                    remedy="give it what it expects: "
+                    remedy="pass a launch that it supports: "
                     f"{launch.kernel}:block=...,grid=...,ARGUMENT=NUMBER",
                 )
-            atomics |= used
-            expected.append([one.values.copy() for one in args.arrays])
-        grids = [(ctypes.c_uint * 3)(*one.grid) for one in launches]
-        pointers = [p for one in given for p in one.pointers]
+            has_atomics |= used
+            expected.append([array.values.copy() for array in args.arrays])
+        grids = [(ctypes.c_uint * 3)(*launch.grid) for launch in launches]
+        pointers = [pointer for args in arguments for pointer in args.pointers]
         pointers += [ctypes.c_void_p(ctypes.addressof(grid)) for grid in grids]
-        blocks = max(int(np.prod(one.grid)) for one in launches)
+        blocks = max(int(np.prod(launch.grid)) for launch in launches)
         for count, schedule in enumerate(schedules):
             report(f"order {count + 1} of {len(schedules)}")
-            for one in given:
-                one.reset()
+            for args in arguments:
+                args.reset()
             settings = _settings(
                 (blocks, 1, 1), (fused.threads, 1, 1), [part.start for part in fused.parts]
             )
             settings.schedule = schedule
             trouble, address, _ = together.run(pointers, settings)
             if trouble:
-                trouble += "".join(one.near(address) for one in given[:1] if address)
+                trouble += "".join(args.nearest(address) for args in arguments[:1] if address)
                 break
             mismatches = [
-                differing(array.values, right, atomics)
-                for one, rights in zip(given, expected, strict=True)
-                for array, right in zip(one.arrays, rights, strict=True)
+                differing(array.values, right, has_atomics)
+                for args, rights in zip(arguments, expected, strict=True)
+                for array, right in zip(args.arrays, rights, strict=True)
             ]
-            most = max(most, sum(mismatches))
-        compared = sum(array.values.nbytes for one in given for array in one.arrays)
-    return Emulated(len(schedules), compared, most, trouble, atomics)
+            max_differing = max(max_differing, sum(mismatches))
+        compared = sum(array.values.nbytes for args in arguments for array in args.arrays)
+    return Emulated(len(schedules), compared, max_differing, trouble, has_atomics)

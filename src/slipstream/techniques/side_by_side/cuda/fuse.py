@@ -1,9 +1,9 @@
-"""Several CUDA kernels in one: each on threads of its own, with a barrier of its own.
+"""Fusion of CUDA kernels into one, each with separate threads and a separate barrier.
 
-Every kernel becomes a device function in a namespace of its own, with all that it calls. There,
-thread and block indices are those it had alone, ``__syncthreads`` is a barrier of its threads, and
-arrays in shared memory stay apart. The fused kernel sends each thread into its function, so that a
-``return`` ends that function alone. The user's files are read, never written.
+Every kernel becomes a device function in a separate namespace, with everything it calls. Its thread
+and block indices are those of a separate launch, ``__syncthreads`` is a barrier of its threads, and
+its shared memory is separate. The fused kernel calls the function of each thread's kernel, so that
+a ``return`` only ends that function. The user's files are read, never written.
 
 Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022.
 """
@@ -26,24 +26,24 @@ from slipstream.techniques.side_by_side.cuda.source import (
 )
 from slipstream.techniques.side_by_side.hfuse import KernelSourceError, Launch
 
-MOST_THREADS, MOST_BARRIERS, WARP = 1024, 15, 32
+MAX_THREADS, MAX_BARRIERS, WARP = 1024, 15, 32
 _REGISTERS, _SM_THREADS = 65536, 2048
-# Headers of CUDA's, which an emulated block neither has nor needs.
+# CUDA headers, which an emulated block does not need.
 _CUDA_HEADER = re.compile(r"<(cuda|cooperative_groups|device_|vector_types|math_constants|sm_\d)")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the kernels, ready to be written.
+    """A kernel with its place in the fused kernel.
 
     Attributes:
-        launch: what was asked for.
-        space: the namespace it lives in.
-        start: the first of its threads.
+        launch: the requested launch.
+        space: namespace of its function.
+        start: index of its first thread.
         barrier: number of its barrier.
-        offset: of its dynamic shared memory, bytes.
+        offset: offset of its dynamic shared memory, in bytes.
         kernel: the function.
-        items: all it needs, in order.
+        items: everything it needs, in order.
     """
 
     launch: Launch
@@ -56,22 +56,22 @@ class Part:
 
     @property
     def called(self) -> str:
-        """How its function is named from outside."""
+        """Qualified name of its function."""
         return "::".join([self.space, *filter(None, self.kernel.spaces), self.kernel.name])
 
     @property
     def name(self) -> str:
-        """Of the kernel."""
+        """Name of the kernel."""
         return self.kernel.name
 
     @property
     def cells(self) -> dict[str, str | int]:
-        """What a table says of it."""
+        """Cells of its table row, by column."""
         end = self.start + self.launch.threads - 1
         return {"threads": f"{self.start} to {end}", "barrier": self.barrier}
 
     def to_json(self) -> dict[str, str | int]:
-        """The same for a program."""
+        """Return a JSON-serializable dictionary."""
         return {
             "kernel": self.kernel.name, "first_thread": self.start,
             "threads": self.launch.threads, "barrier": self.barrier,
@@ -80,15 +80,14 @@ class Part:
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """What was made.
+    """A fused kernel.
 
     Attributes:
-        name: of the kernel.
-        source: CUDA C++ of it and all it needs; a plain C++ compiler takes it for an emulated
-            block.
-        parts: the kernels in it, in the order of their threads.
-        threads: of a block.
-        shared_bytes: dynamic shared memory of a block.
+        name: name of the kernel.
+        source: CUDA C++ of it and everything it needs; a C++ compiler compiles it for emulation.
+        parts: its kernels, in the order of their threads.
+        threads: threads per block.
+        shared_bytes: dynamic shared memory per block.
     """
 
     name: str
@@ -100,45 +99,48 @@ class FusedKernel:
 
     @property
     def launch_rule(self) -> str:
-        """How it is to be launched, in a sentence."""
+        """One-line description of its launch."""
         blocks = ", ".join(str(math.prod(part.launch.grid)) for part in self.parts)
         return (
             f"{self.name}<<<max({blocks}), {self.threads}, {self.shared_bytes}>>>(arguments of "
-            "each kernel in order, then each kernel's own grid as a dim3)"
+            "each kernel in order, then the grid of each kernel as a dim3)"
         )
 
 
 def resident_blocks(launches: Sequence[Launch], registers: Sequence[int]) -> int:
-    """Blocks a multiprocessor shall hold of the fused kernel, so that it holds no fewer threads.
+    """Return the resident blocks of the fused kernel at which no kernel loses resident threads.
 
     Args:
-        registers: per thread, of each kernel alone.
+        registers: registers per thread of each kernel alone.
     """
-    threads = sum(one.threads for one in launches)
-    alone = [_REGISTERS // (r * one.threads) for one, r in zip(launches, registers, strict=True)]
+    threads = sum(launch.threads for launch in launches)
+    alone = [
+        _REGISTERS // (count * launch.threads)
+        for launch, count in zip(launches, registers, strict=True)
+    ]
     return max(min(*alone, _SM_THREADS // threads), 1)
 
 
 def register_cap(blocks: int, threads: int) -> int:
-    """Registers a thread may use where so many blocks shall be resident; as ptxas rounds."""
+    """Return the register limit per thread for `blocks` resident blocks, as ptxas rounds it."""
     return min(_REGISTERS // (blocks * threads) // 8 * 8, 255)
 
 
 def fuse(launches: Sequence[Launch], name: str = "") -> FusedKernel:
-    """One kernel of all of `launches`.
+    """Fuse the kernels of `launches`.
 
     Args:
-        name: of the fused kernel; by default all names joined.
+        name: name of the fused kernel; by default all names joined.
 
     Raises:
-        KernelSourceError: a file cannot be read, or a kernel does what a fused one cannot.
-        UnknownNameError: a file has no such kernel.
+        KernelSourceError: a file cannot be read, or a kernel uses something a fused one cannot.
+        UnknownNameError: a file does not have the kernel.
     """
     parts = _parts(launches)
-    threads = sum(one.threads for one in launches)
+    threads = sum(launch.threads for launch in launches)
     name = name or "_".join(part.kernel.name for part in parts)
     rewriters = [Rewriter(part) for part in parts]
-    bodies = [_part_text(one) for one in rewriters]
+    bodies = [_part_text(rewriter) for rewriter in rewriters]
     includes = dict.fromkeys(line for part in parts for line in _includes(part))
     shared = parts[-1].offset + _aligned(parts[-1].launch.shared)
     source = "\n".join(
@@ -148,7 +150,7 @@ def fuse(launches: Sequence[Launch], name: str = "") -> FusedKernel:
 
 
 def alone(launch: Launch) -> FusedKernel:
-    """The kernel as it is, for an emulated block: with indices and barriers of its own."""
+    """Return the unchanged kernel, for an emulated block."""
     (part,) = _parts([launch])
     rewriter = Rewriter(part, native=True)
     source = "\n".join([_prologue(), *_includes(part), _part_text(rewriter)])
@@ -165,45 +167,47 @@ def _aligned(count: int) -> int:
 
 
 def _parts(launches: Sequence[Launch]) -> tuple[Part, ...]:
-    threads = sum(one.threads for one in launches)
-    for one in launches:
-        if one.threads % WARP:
+    threads = sum(launch.threads for launch in launches)
+    for launch in launches:
+        if launch.threads % WARP:
             raise KernelSourceError(
-                f"a block of {one.kernel} has {one.threads} threads, no multiple of {WARP}",
-                where=str(one.path),
-                remedy="barriers of a part of a block count whole warps: choose another block=",
+                f"{launch.kernel} has {launch.threads} threads per block, not a multiple of {WARP}",
+                where=str(launch.path),
+                remedy="choose another block=; barriers of a part of a block need whole warps",
             )
-    if threads > MOST_THREADS:
+    if threads > MAX_THREADS:
         raise KernelSourceError(
-            f"the blocks have {threads} threads together, more than {MOST_THREADS}",
-            remedy="smaller blocks: k:block=256",
+            f"the blocks have {threads} threads in total, more than {MAX_THREADS}",
+            remedy="use smaller blocks: k:block=256",
         )
-    if len(launches) > MOST_BARRIERS:
+    if len(launches) > MAX_BARRIERS:
         raise KernelSourceError(
-            f"{len(launches)} kernels need as many barriers; a block has {MOST_BARRIERS}",
-            remedy="fuse fewer at a time",
+            f"{len(launches)} kernels need as many barriers, but a block has {MAX_BARRIERS}",
+            remedy="fuse fewer kernels",
         )
     parts, start, offset = [], 0, 0
-    for number, one in enumerate(launches, 1):
-        items = read_items(one.path)
-        kernel = find_kernel(items, one.kernel, one.path.name)
-        space = f"slip_{number}_{one.kernel}"
-        part = Part(one, space, start, number, offset, kernel, tuple(needed(items, kernel)))
-        if one.shared == 0 and any(map(is_dynamic, part.items)):
+    for number, launch in enumerate(launches, 1):
+        items = read_items(launch.path)
+        kernel = find_kernel(items, launch.kernel, launch.path.name)
+        space = f"slip_{number}_{launch.kernel}"
+        part = Part(launch, space, start, number, offset, kernel, tuple(needed(items, kernel)))
+        if launch.shared == 0 and any(map(is_dynamic, part.items)):
             raise KernelSourceError(
-                f"{one.kernel} has shared memory whose size is told when it is launched",
-                where=kernel.tokens[0].where, remedy=f"say it: {one.kernel}:shared=BYTES",
+                f"{launch.kernel} uses dynamic shared memory of unknown size",
+                where=kernel.tokens[0].where, remedy=f"pass it: {launch.kernel}:shared=BYTES",
             )  # fmt: skip
         parts.append(part)
-        start += one.threads
-        offset += _aligned(one.shared)
+        start += launch.threads
+        offset += _aligned(launch.shared)
     return tuple(parts)
 
 
 def _includes(part: Part) -> list[str]:
     lines = []
-    for one in part.items:
-        include = re.match(r"\s*#\s*include\s*(<.*)", one.tokens[0].text) if one.directive else None
+    for item in part.items:
+        include = (
+            re.match(r"\s*#\s*include\s*(<.*)", item.tokens[0].text) if item.directive else None
+        )
         if include is not None:
             line = f"#include {include.group(1).strip()}"
             cuda = _CUDA_HEADER.match(include.group(1))
@@ -212,7 +216,7 @@ def _includes(part: Part) -> list[str]:
 
 
 def _part_text(rewriter: Rewriter) -> str:
-    """The namespace of one kernel."""
+    """Return the namespace of a kernel."""
     part = rewriter.part
     lines, macros = [f"namespace {part.space} {{"], []
     for item in part.items:
@@ -231,28 +235,28 @@ def _part_text(rewriter: Rewriter) -> str:
 
 
 def _fused(name: str, rewriters: Sequence[Rewriter], threads: int) -> str:
-    """The kernel that sends every thread to its part."""
-    templates, parameters, grids, halves = [], [], [], []
-    for number, one in enumerate(rewriters, 1):
-        part = one.part
-        templates += one.template_parameters
-        given = one.parameters()
-        parameters += [text for text, _ in given]
+    """Return the kernel that dispatches threads to its parts."""
+    templates, parameters, grids, branches = [], [], [], []
+    for number, rewriter in enumerate(rewriters, 1):
+        part = rewriter.part
+        templates += rewriter.template_parameters
+        part_parameters = rewriter.parameters()
+        parameters += [text for text, _ in part_parameters]
         grids.append(f"dim3 slip_grid_{number}")
         end = part.start + part.launch.threads
-        call = ", ".join(["slip_place", *(name for _, name in given)])
-        halves.append(
+        call = ", ".join(["slip_place", *(name for _, name in part_parameters)])
+        branches.append(
             f"  if (slip_thread >= {part.start}u && slip_thread < {end}u) {{\n"
             f"    if (slip_block < slip::count(slip_grid_{number})) {{\n"
             f"      const slip::Place slip_place = slip::place(slip_grid_{number}, slip_block);\n"
-            f"      {part.called}{one.arguments}({call});\n"
+            f"      {part.called}{rewriter.arguments}({call});\n"
             "    }\n    return;\n  }"
         )
-    head = f"template <{', '.join(templates)}>\n" if templates else ""
-    listed = ",\n    ".join([*parameters, *grids])
-    body = "\n".join(halves)
+    template = f"template <{', '.join(templates)}>\n" if templates else ""
+    signature = ",\n    ".join([*parameters, *grids])
+    body = "\n".join(branches)
     return (
-        f'#line 1 "{name}"\n{head}SLIP_KERNEL({threads}) {name}(\n    {listed}) {{\n'
+        f'#line 1 "{name}"\n{template}SLIP_KERNEL({threads}) {name}(\n    {signature}) {{\n'
         "  const unsigned slip_thread = threadIdx.x, slip_block = blockIdx.x;\n"
         f"{body}\n}}\n"
     )

@@ -1,4 +1,4 @@
-// Kernels fused by slipstream: each runs on threads of its own, beside the others.
+// Kernels fused by slipstream: each runs on separate threads of every block.
 #ifdef __CUDACC__
 #define SLIP_INLINE __device__ __forceinline__
 #ifdef SLIP_BLOCKS
@@ -21,27 +21,27 @@ SLIP_INLINE unsigned linear_thread() { return threadIdx.x; }
 #endif
 
 namespace slip {
-// A kernel's own grid, and the block of it that this one is.
+// The grid of a kernel before fusion, and the current block in it.
 struct Place {
   dim3 grid;
   uint3 block;
 };
 SLIP_INLINE unsigned count(dim3 grid) { return grid.x * grid.y * grid.z; }
 SLIP_INLINE Place place(dim3 grid, unsigned block) {
-  Place found;
-  found.grid = grid;
-  found.block.x = block % grid.x;
-  found.block.y = block / grid.x % grid.y;
-  found.block.z = block / grid.x / grid.y;
-  return found;
+  Place result;
+  result.grid = grid;
+  result.block.x = block % grid.x;
+  result.block.y = block / grid.x % grid.y;
+  result.block.z = block / grid.x / grid.y;
+  return result;
 }
 template <unsigned START, unsigned X, unsigned Y, unsigned Z> SLIP_INLINE uint3 thread() {
   const unsigned linear = linear_thread() - START;
-  uint3 found;
-  found.x = linear % X;
-  found.y = linear / X % Y;
-  found.z = linear / (X * Y);
-  return found;
+  uint3 result;
+  result.x = linear % X;
+  result.y = linear / X % Y;
+  result.z = linear / (X * Y);
+  return result;
 }
 template <unsigned X, unsigned Y, unsigned Z> SLIP_INLINE dim3 extent() { return dim3(X, Y, Z); }
 }  // namespace slip

@@ -1,4 +1,4 @@
-"""What nvcc and ptxas say of a fused kernel, where they are installed; neither needs a GPU."""
+"""Resources of a fused kernel, reported by nvcc and ptxas if installed; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slipstream.techniques.side_by_side.cuda.rewrite import Rewriter
 from slipstream.techniques.side_by_side.hfuse import Launch
 
 _TIMEOUT_S = 300.0
-_LINES = 600
+_MAX_OUTPUT = 600  # characters
 _USED = re.compile(
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
     r".*?Used (\d+) registers(?:, used (\d+) barriers)?([^\n]*)", re.DOTALL
@@ -34,18 +34,18 @@ _ENTRY_NAME = re.compile(r"\.visible \.entry (\w+)\(")
 
 
 class CudaCompilerError(SlipstreamError):
-    """A compiler does not take the source, or does not end."""
+    """A compiler rejects the source, or does not finish in time."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel needs, as ptxas reports it.
+    """Resources of a kernel, as ptxas reports them.
 
     Attributes:
-        registers: of a thread.
-        spilled_bytes: stored for lack of registers, by a thread.
-        shared_bytes: static shared memory of a block.
-        barriers: (number, threads counted) of every barrier in the code; 0 threads for all.
+        registers: registers per thread.
+        spilled_bytes: bytes per thread stored for lack of registers.
+        shared_bytes: static shared memory per block.
+        barriers: (number, thread count) of every barrier in the code; a count of 0 is all threads.
     """
 
     registers: int
@@ -54,31 +54,31 @@ class Compiled:
     barriers: tuple[tuple[int, int], ...]
 
     def resident(self, threads: int, dynamic_bytes: int = 0, *, shared_limit: int = 233_472) -> int:
-        """Blocks that a multiprocessor of this architecture holds at once.
+        """Return the number of blocks that are resident on a multiprocessor.
 
         Args:
-            threads: of a block.
-            dynamic_bytes: of shared memory, beside the static.
-            shared_limit: bytes of a multiprocessor; of an H100 by default.
+            threads: threads per block.
+            dynamic_bytes: dynamic shared memory per block.
+            shared_limit: shared memory of a multiprocessor, in bytes; by default of an H100.
         """
         warps = math.ceil(threads / 32)
-        # Registers are given to a warp in portions of 256.
-        of_warp = math.ceil(self.registers * 32 / 256) * 256
-        by_registers = 65536 // of_warp // warps
+        # Registers are allocated to warps in units of 256.
+        warp_registers = math.ceil(self.registers * 32 / 256) * 256
+        by_registers = 65536 // warp_registers // warps
         shared = self.shared_bytes + dynamic_bytes + 1024
         return min(by_registers, 2048 // (warps * 32), 32, shared_limit // shared)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """A fused kernel's needs beside those of its kernels.
+    """Resources of a fused kernel and of its kernels.
 
     Attributes:
-        arch: as ``sm_90``.
-        alone: of each kernel.
-        free, capped: of the fused one, without and with a bound on its registers.
-        blocks: resident blocks that the bound is for.
-        cap: registers of a thread that it allows.
+        arch: architecture, such as ``sm_90``.
+        alone: resources of each kernel.
+        free, capped: resources of the fused kernel, without and with a limit on its registers.
+        blocks: resident blocks from which the limit follows.
+        cap: register limit per thread.
     """
 
     arch: str
@@ -89,26 +89,26 @@ class Resources:
     cap: int
 
     def summary(self, fused: FusedKernel) -> str:
-        """In a sentence."""
+        """Return a one-sentence summary."""
         free, capped = self.free, self.capped
         return (
             f"{self.arch}: {free.registers} registers, {free.spilled_bytes} B spilled; with "
             f"-DSLIP_BLOCKS={self.blocks} {capped.registers} of at most {self.cap}, "
             f"{capped.spilled_bytes} B spilled; barriers: "
-            f"{self.barrier_trouble(fused) or 'each kernel its own'}"
+            f"{self.barrier_trouble(fused) or 'one per kernel'}"
         )
 
     def barrier_trouble(self, fused: FusedKernel) -> str:
-        """What is wrong with the barriers of the machine's code; empty if nothing is."""
+        """Return the first wrong barrier in the machine code; empty if all are right."""
         barriers = {part.barrier: part.launch.threads for part in fused.parts}
         for number, count in (*self.free.barriers, *self.capped.barriers):
             if barriers.get(number) != count:
-                return f"bar.sync {number}, {count or 'all'} is none of the kernels' barriers"
+                return f"bar.sync {number}, {count or 'all'} does not belong to any kernel"
         return ""
 
 
 def why_no_nvcc() -> str | None:
-    """Why sources cannot be compiled for a GPU here; None where they can."""
+    """Return why sources cannot be compiled for a GPU here; None if they can."""
     return None if shutil.which("nvcc") else "nvcc is not installed"
 
 
@@ -116,11 +116,11 @@ def compiled(fused: FusedKernel, arch: str = "sm_90") -> Resources:
     """Compile a fused kernel and each of its kernels alone.
 
     Raises:
-        CudaCompilerError: nvcc is missing, fails, or does not end in time.
+        CudaCompilerError: nvcc is missing, fails, or times out.
     """
     alone = tuple(_compile(_single(part.launch), arch, 0) for part in fused.parts)
     launches = [part.launch for part in fused.parts]
-    blocks = resident_blocks(launches, [one.registers for one in alone])
+    blocks = resident_blocks(launches, [kernel.registers for kernel in alone])
     free, capped = (_compile(fused, arch, bound) for bound in (0, blocks))
     return Resources(arch, alone, free, capped, blocks, register_cap(blocks, fused.threads))
 
@@ -132,8 +132,8 @@ def _single(launch: Launch) -> FusedKernel:
 def _compile(kernel: FusedKernel, arch: str, blocks: int) -> Compiled:
     if any(Rewriter(part).template_parameters for part in kernel.parts):
         raise CudaCompilerError(
-            f"{kernel.name} is a template: it is compiled once it has arguments",
-            remedy="name them: a.cu:k<float>",
+            f"{kernel.name} is a template and needs arguments to be compiled",
+            remedy="pass them: a.cu:k<float>",
         )
     return _compile_source(kernel.source, arch, blocks)
 
@@ -150,41 +150,41 @@ def _compile_source(source: str, arch: str, blocks: int) -> Compiled:
 
 
 def run_tool(command: Sequence[str]) -> str:
-    """What a compiler prints.
+    """Run a compiler and return its output.
 
     Raises:
-        CudaCompilerError: it is missing, fails, or does not end in time.
+        CudaCompilerError: it is missing, fails, or times out.
     """
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except FileNotFoundError:
         raise CudaCompilerError(
-            f"{command[0]} is not installed", remedy="install the CUDA toolkit, or leave --arch out"
+            f"{command[0]} is not installed", remedy="install the CUDA toolkit, or omit --arch"
         ) from None
     except subprocess.TimeoutExpired:
-        raise CudaCompilerError(f"{command[0]} did not end within {_TIMEOUT_S:.0f} s") from None
-    output = done.stdout + done.stderr
-    if done.returncode:
-        raise CudaCompilerError(f"{command[0]} failed:\n{output.strip()[:_LINES]}")
+        raise CudaCompilerError(f"{command[0]} did not finish within {_TIMEOUT_S:.0f} s") from None
+    output = result.stdout + result.stderr
+    if result.returncode:
+        raise CudaCompilerError(f"{command[0]} failed:\n{output.strip()[:_MAX_OUTPUT]}")
     return output
 
 
-def parsed(said: str, ptx: str) -> Compiled:
-    """What ptxas reports of a kernel, and the barriers in its source.
+def parsed(report: str, ptx: str) -> Compiled:
+    """Parse the report of ptxas on a kernel, and the barriers in its PTX.
 
     Raises:
-        CudaCompilerError: it reports none.
+        CudaCompilerError: the report does not contain a kernel.
     """
-    usage = _USED.search(said)
+    usage = _USED.search(report)
     if usage is None or _ENTRY_NAME.search(ptx) is None:
-        raise CudaCompilerError(f"ptxas reports no kernel:\n{said.strip()[:_LINES]}")
+        raise CudaCompilerError(f"ptxas did not report a kernel:\n{report.strip()[:_MAX_OUTPUT]}")
     shared = _SHARED.search(usage[6])
     barriers = []
-    for one in _BARRIER.finditer(ptx):
-        numbers = [int(part) for part in one[1].replace(" ", "").split(",") if part.isdigit()]
+    for barrier in _BARRIER.finditer(ptx):
+        numbers = [int(part) for part in barrier[1].replace(" ", "").split(",") if part.isdigit()]
         barriers.append((numbers[0] if numbers else -1, numbers[1] if len(numbers) > 1 else 0))
     static = int(shared[1]) if shared else 0
     return Compiled(int(usage[4]), int(usage[2]), static, tuple(dict.fromkeys(barriers)))

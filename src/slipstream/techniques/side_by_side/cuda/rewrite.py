@@ -1,4 +1,4 @@
-"""The words of a kernel's source that mean something else once it shares its block."""
+"""Rewriting of the identifiers in a kernel's source that change meaning in a shared block."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from slipstream.techniques.side_by_side.hfuse import KernelSourceError
 if TYPE_CHECKING:
     from slipstream.techniques.side_by_side.cuda.fuse import Part
 
-# What asks for the whole block or grid, whose threads are no longer only this kernel's.
-_REFUSED = {
+# Operations on the whole block or grid, whose threads also belong to other kernels.
+_UNSUPPORTED = {
     "__syncthreads_count": "a barrier that counts",
     "__syncthreads_and": "a barrier that counts",
     "__syncthreads_or": "a barrier that counts",
-    "__barrier_sync": "a barrier with a number of its own",
-    "__barrier_sync_count": "a barrier with a number of its own",
-    "__activemask": "a mask of whatever threads are running",
+    "__barrier_sync": "a numbered barrier",
+    "__barrier_sync_count": "a numbered barrier",
+    "__activemask": "a mask of the active threads",
     "cooperative_groups": "a cooperative group",
     "this_grid": "a barrier of the whole grid",
     "this_thread_block": "a cooperative group",
@@ -37,7 +37,7 @@ _REFUSED = {
     "barrier": "a barrier in shared memory",
     "<<<": "a launch of another kernel",
 }
-_REFUSED_ASM = re.compile(
+_UNSUPPORTED_ASM = re.compile(
     r"\b(bar|barrier|mbarrier)\.|%n?(ctaid|tid)\b|%(warpid|nwarpid)\b|\bexit\b"
 )
 _PLACE = frozenset({"blockIdx", "gridDim"})
@@ -45,11 +45,11 @@ _DEFINE = re.compile(r"(\s*#\s*define\s+\w+(?:\([^)]*\))?)(.*)", re.DOTALL)
 
 
 class Rewriter:
-    """One kernel's items as they are written into a fused kernel's source.
+    """Writer of a kernel's items in the source of a fused kernel.
 
     Args:
         part: the kernel, its items, threads and barrier.
-        native: leave indices and barriers alone: for a block that has no other kernel.
+        native: keep indices and barriers, for a block without other kernels.
     """
 
     def __init__(self, part: Part, native: bool = False) -> None:
@@ -57,37 +57,37 @@ class Rewriter:
         self._native = native
         self._arrays = 0
         self._dynamic: dict[str, Item] = {}
-        for one in part.items:
-            if not one.function and is_dynamic(one):
-                self._dynamic |= dict.fromkeys(_extern_names(one), one)
+        for item in part.items:
+            if not item.function and is_dynamic(item):
+                self._dynamic[_declared_name(item.tokens[:-1])] = item
         self._placed = frozenset() if native else _placed(part)
         if not native:
-            _refuse(part)
+            _check_supported(part)
 
     @property
     def template_parameters(self) -> list[str]:
-        """Of the fused kernel, those that are this one's: none where all are told."""
+        """Template parameters that this kernel adds; none if the launch passes arguments."""
         if self.part.launch.template:
             return []
-        return [self._renamed(one) for one in template_list(self.part.kernel)]
+        return [self._renamed(parameter) for parameter in template_list(self.part.kernel)]
 
     @property
     def arguments(self) -> str:
-        """What stands between the kernel's name and its parenthesis, as ``<float, 4>``."""
-        names = [_declared_name(one) for one in template_list(self.part.kernel)]
+        """Template arguments of a call of the kernel, such as ``<float, 4>``."""
+        names = [_declared_name(parameter) for parameter in template_list(self.part.kernel)]
         if not names:
             return ""
         text = self.part.launch.template or ", ".join(self._prefix(name) for name in names)
         return f"<{text}>"
 
     def parameters(self) -> list[tuple[str, str]]:
-        """Of each of the kernel's parameters its declaration in the fused kernel, and its name."""
+        """Return each parameter's declaration in the fused kernel, and its name."""
         names = parameter_names(self.part.kernel)
         declared = map(self._renamed, _parameter_list(self.part.kernel))
         return list(zip(declared, map(self._prefix, names), strict=True))
 
     def kernel(self) -> str:
-        """The kernel as a device function."""
+        """Return the kernel as a device function."""
         item = self.part.kernel
         begin = item.parameters[0]
         head, at = [], 0
@@ -104,7 +104,7 @@ class Rewriter:
         return "".join(head).strip() + self._tokens(item, begin)
 
     def item(self, item: Item) -> str:
-        """Another item; empty for what has become part of others."""
+        """Return another item; empty for one that is written into functions instead."""
         if any(name in self._dynamic for name in item.names) and not item.function:
             return ""
         if item.directive == "define":
@@ -116,13 +116,14 @@ class Rewriter:
         return self._tokens(item, 0)
 
     def _tokens(self, item: Item, start: int) -> str:
-        """The text of an item's tokens from `start` on."""
+        """Return the text of an item's tokens from `start`."""
         insert: dict[int, str] = {}
         begin, end = item.parameters
         takes = item is self.part.kernel or (end and item.name in self._placed)
         if takes and not self._native:
             empty = all(
-                one.text == "void" or one.kind == "space" for one in item.tokens[begin + 1 : end]
+                token.text == "void" or token.kind == "space"
+                for token in item.tokens[begin + 1 : end]
             )
             insert[begin - start] = "(slip::Place slip_place" + ("" if empty else ", ")
         if item.function:
@@ -140,11 +141,11 @@ class Rewriter:
         line: int,
         insert: dict[int, str] | None = None,
     ) -> str:
-        """Tokens with their words exchanged.
+        """Return the text of tokens with replaced identifiers.
 
         Args:
-            own: places of a function's own name, which is no call.
-            insert: by place, what stands there instead.
+            own: indices of a function's own name, which is not a call.
+            insert: replacements by index.
         """
         shared = dict(_shared_statements(tokens))
         insert = insert or {}
@@ -163,7 +164,7 @@ class Rewriter:
             elif token.text == "__syncthreads":
                 opened = plain(tokens, at + 1)
                 if opened >= len(tokens) or tokens[opened].text != "(":
-                    raise KernelSourceError("a barrier as a value", where=token.where)
+                    raise KernelSourceError("a barrier is used as a value", where=token.where)
                 texts.append(f"SLIP_BARRIER({self.part.barrier}, {self.part.launch.threads})")
                 at = closing(tokens, opened)
             elif token.text in _PLACE:
@@ -181,7 +182,7 @@ class Rewriter:
                     opened = plain(tokens, angle(tokens, opened))
                 if opened >= len(tokens) or tokens[opened].text != "(":
                     raise KernelSourceError(
-                        f"'{token.text}' is used as a value, and asks for its block",
+                        f"'{token.text}' reads its block index and is used as a value",
                         where=f"{token.file}:{line + token.line - 1}",
                     )
                 texts.append(joined(tokens[at : opened + 1]) + "slip_place")
@@ -193,12 +194,12 @@ class Rewriter:
         return "".join(texts)
 
     def _array(self, statement: Sequence[Token]) -> str:
-        """A declaration of arrays in shared memory."""
-        words = {one.text for one in statement}
+        """Return a declaration of arrays in shared memory."""
+        words = {token.text for token in statement}
         if "extern" in words:
             return self._dynamic_array(statement, _declared_name(statement[:-1]))
         dropped = {"__shared__", "static"}
-        align, kept, at = "", list[Token](), 0
+        align, retained, at = "", list[Token](), 0
         while at < len(statement) - 1:
             if statement[at].text in ("__align__", "alignas"):
                 end = closing(statement, plain(statement, at + 1))
@@ -206,22 +207,24 @@ class Rewriter:
                 align, at = f"alignas({inner})", end + 1
                 continue
             if statement[at].text not in dropped:
-                kept.append(statement[at])
+                retained.append(statement[at])
             at += 1
         type_, lines = "", []
-        for number, one in enumerate(split(kept)):
-            name = _declared_name(one, typed=number == 0)
-            place = max(n for n, token in enumerate(one) if token.text == name)
+        for number, declared in enumerate(split(retained)):
+            name = _declared_name(declared, typed=number == 0)
+            place = max(n for n, token in enumerate(declared) if token.text == name)
             if number == 0:
-                type_ = joined(one[:place]).strip()
+                type_ = joined(declared[:place]).strip()
             self._arrays += 1
             alias = f"slip_array_{self._arrays}"
-            lines.append(f"using {alias} = {type_} {joined(one[place + 1 :])};".replace(" ;", ";"))
+            lines.append(
+                f"using {alias} = {type_} {joined(declared[place + 1 :])};".replace(" ;", ";")
+            )
             lines.append(f"SLIP_SHARED({alias}, {name}, {align});")
         return " ".join(lines)
 
     def _dynamic_array(self, statement: Sequence[Token], name: str) -> str:
-        place = max(n for n, one in enumerate(statement) if one.text == name)
+        place = max(n for n, token in enumerate(statement) if token.text == name)
         words, at = [], 0
         while at < place:
             if statement[at].text in ("__align__", "alignas"):
@@ -239,52 +242,53 @@ class Rewriter:
         return f"{self.part.kernel.name}_{self.part.barrier}_{name}"
 
     def _renamed(self, tokens: Sequence[Token]) -> str:
-        """A parameter of the kernel as one of the fused kernel."""
+        """Return a parameter of the kernel, renamed for the fused kernel."""
         parameter = _declared_name(tokens)
-        templates = [_declared_name(one) for one in template_list(self.part.kernel)]
-        given = [joined(one).strip() for one in split(tokens_of(self.part.launch.template, ""))]
+        templates = [_declared_name(template) for template in template_list(self.part.kernel)]
+        arguments = split(tokens_of(self.part.launch.template, ""))
         replaced = {name: self._prefix(name) for name in (*templates, parameter)}
-        if given:
-            replaced |= dict(zip(templates, given, strict=False))
+        if arguments:
+            texts = (joined(argument).strip() for argument in arguments)
+            replaced |= dict(zip(templates, texts, strict=False))
             replaced[parameter] = self._prefix(parameter)
         qualified = {
-            name: "::".join([self.part.space, *filter(None, one.spaces), name])
-            for one in self.part.items
-            if not one.function and one.directive != "define"
-            for name in one.names
-            if one.words & {"struct", "class", "union", "enum", "using", "typedef"}
+            name: "::".join([self.part.space, *filter(None, item.spaces), name])
+            for item in self.part.items
+            if not item.function and item.directive != "define"
+            for name in item.names
+            if item.words & {"struct", "class", "union", "enum", "using", "typedef"}
         }
-        texts = []
-        for at, one in enumerate(tokens):
-            behind = at and tokens[plain(tokens, at - 1, -1)].text == "::"
-            name = None if behind else replaced.get(one.text) or qualified.get(one.text)
-            if one.text not in ("__grid_constant__",):
-                texts.append(name or one.text)
-        return "".join(texts).strip()
+        words = []
+        for at, token in enumerate(tokens):
+            is_member = at and tokens[plain(tokens, at - 1, -1)].text == "::"
+            name = None if is_member else replaced.get(token.text) or qualified.get(token.text)
+            if token.text not in ("__grid_constant__",):
+                words.append(name or token.text)
+        return "".join(words).strip()
 
 
 def parameter_names(kernel: Item) -> list[str]:
-    """Of its parameters, in order.
+    """Return the names of the kernel's parameters, in order.
 
     Raises:
-        KernelSourceError: one has none.
+        KernelSourceError: a parameter has no name.
     """
     names = []
-    for one in _parameter_list(kernel):
-        names.append(_declared_name(one))
+    for parameter in _parameter_list(kernel):
+        names.append(_declared_name(parameter))
         if not names[-1]:
-            raise KernelSourceError("a parameter without a name", where=one[0].where)
+            raise KernelSourceError("a parameter has no name", where=parameter[0].where)
     return names
 
 
 def _parameter_list(kernel: Item) -> list[list[Token]]:
     begin, end = kernel.parameters
     listed = split(kernel.tokens[begin + 1 : end])
-    return [one for one in listed if [token.text for token in one] != ["void"]]
+    return [parameter for parameter in listed if [token.text for token in parameter] != ["void"]]
 
 
 def template_list(item: Item) -> list[list[Token]]:
-    """A function template's parameters, as tokens; empty for what is none."""
+    """Return a function template's parameters, as tokens; empty for other items."""
     at = plain(item.tokens, 0)
     if item.tokens[at].text != "template":
         return []
@@ -293,7 +297,7 @@ def template_list(item: Item) -> list[list[Token]]:
 
 
 def split(tokens: Sequence[Token]) -> list[list[Token]]:
-    """Tokens between commas that no bracket holds, without spaces at the ends."""
+    """Split tokens at commas outside of brackets, and strip spaces."""
     parts: list[list[Token]] = [[]]
     at = 0
     while at < len(tokens):
@@ -307,39 +311,35 @@ def split(tokens: Sequence[Token]) -> list[list[Token]]:
         else:
             parts[-1] += tokens[at : end + 1]
         at = end + 1
-    return [one for one in map(_trimmed, parts) if one]
+    return [part for part in map(_trimmed, parts) if part]
 
 
 def _trimmed(tokens: list[Token]) -> list[Token]:
-    places = [n for n, one in enumerate(tokens) if one.kind not in ("space", "comment")]
+    places = [n for n, token in enumerate(tokens) if token.kind not in ("space", "comment")]
     return tokens[places[0] : places[-1] + 1] if places else []
 
 
 def _declared_name(tokens: Sequence[Token], typed: bool = True) -> str:
-    """The name that a parameter or variable declares; empty where it has none.
+    """Return the name that a parameter or variable declares; empty if it has none.
 
     Args:
-        typed: whether its type stands before it.
+        typed: whether a type precedes it.
     """
-    end = next((n for n, one in enumerate(tokens) if one.text in ("=", "[")), len(tokens))
-    words = [one.text for one in tokens[:end] if one.kind == "word"]
+    end = next((n for n, token in enumerate(tokens) if token.text in ("=", "[")), len(tokens))
+    words = [token.text for token in tokens[:end] if token.kind == "word"]
     return words[-1] if len(words) > typed else ""
 
 
 def is_dynamic(item: Item) -> bool:
-    """Whether it declares shared memory whose size is told at the launch."""
+    """Whether an item declares dynamic shared memory, whose size the launch sets."""
     return "__shared__" in item.words and any(
-        any(one.text == "extern" for one in item.tokens[begin:end])
+        any(token.text == "extern" for token in item.tokens[begin:end])
         for begin, end in _shared_statements(item.tokens)
     )
 
 
-def _extern_names(item: Item) -> list[str]:
-    return [_declared_name(item.tokens[:-1])]
-
-
 def _shared_statements(tokens: Sequence[Token]) -> list[tuple[int, int]]:
-    """Places where declarations in shared memory begin and end."""
+    """Return the start and end indices of declarations in shared memory."""
     spans = []
     for at, token in enumerate(tokens):
         if token.text != "__shared__":
@@ -360,8 +360,8 @@ def _member(tokens: Sequence[Token], at: int) -> bool:
     return before >= 0 and tokens[before].text in (".", "->")
 
 
-def _closure(part: Part, begins: Callable[[Item], bool]) -> frozenset[str]:
-    """Names of functions and macros that do it, or mention one that does."""
+def _closure(part: Part, starts: Callable[[Item], bool]) -> frozenset[str]:
+    """Return the functions and macros that satisfy `starts`, or mention one that does."""
     callers: dict[str, list[Item]] = {}
     names: set[str] = set()
     waiting: list[str] = []
@@ -371,72 +371,68 @@ def _closure(part: Part, begins: Callable[[Item], bool]) -> frozenset[str]:
         names.update(fresh)
         waiting.extend(fresh)
 
-    for one in part.items:
-        able = one.parameters[1] or one.directive == "define"
-        if not able or one is part.kernel:
+    for item in part.items:
+        callable_item = item.parameters[1] or item.directive == "define"
+        if not callable_item or item is part.kernel:
             continue
-        for word in one.words:
-            callers.setdefault(word, []).append(one)
-        if begins(one):
-            add(one)
+        for word in item.words:
+            callers.setdefault(word, []).append(item)
+        if starts(item):
+            add(item)
     while waiting:
-        for one in callers.get(waiting.pop(), []):
-            add(one)
+        for item in callers.get(waiting.pop(), []):
+            add(item)
     return frozenset(names)
 
 
 def _placed(part: Part) -> frozenset[str]:
-    """Functions that ask for their block or grid, themselves or through what they call."""
-    for one in part.items:
-        if one.parameters[1] == 0 and one.words & _PLACE and one.directive != "define":
-            where = next(t.where for t in one.tokens if t.text in _PLACE)
+    """Return the functions that read their block or grid, directly or through calls."""
+    for item in part.items:
+        if item.parameters[1] == 0 and item.words & _PLACE and item.directive != "define":
+            where = next(t.where for t in item.tokens if t.text in _PLACE)
             raise KernelSourceError(
-                "a member function asks for its block", where=where,
-                remedy="give it the index as an argument",
+                "a member function reads its block index", where=where,
+                remedy="pass the index as an argument",
             )  # fmt: skip
-    functions = _closure(part, lambda one: bool(one.words & _PLACE))
-    macros = {name for one in part.items if one.directive == "define" for name in one.names}
+    functions = _closure(part, lambda item: bool(item.words & _PLACE))
+    macros = {name for item in part.items if item.directive == "define" for name in item.names}
     return functions - macros
 
 
-def _refuse(part: Part) -> None:
-    """Raise for what a kernel that shares its block cannot do.
-
-    Raises:
-        KernelSourceError: the first such thing, with its line.
-    """
+def _check_supported(part: Part) -> None:
+    """Raise `KernelSourceError` at the first operation that a shared block does not support."""
     for item in part.items:
         asm = bool(item.words & {"asm", "__asm__"})
         for at, token in enumerate(item.tokens):
-            reason = _REFUSED.get(token.text) if token.kind in ("word", "mark") else None
+            reason = _UNSUPPORTED.get(token.text) if token.kind in ("word", "mark") else None
             if token.text == "barrier":
                 reason = (
                     reason if item.tokens[plain(item.tokens, at - 1, -1)].text == "::" else None
                 )
-            if asm and token.kind == "text" and _REFUSED_ASM.search(token.text):
+            if asm and token.kind == "text" and _UNSUPPORTED_ASM.search(token.text):
                 reason = "a barrier or an index in assembly"
             if reason is not None:
                 raise KernelSourceError(
-                    f"{part.kernel.name} has {reason}: {token.text.strip()[:60]}",
+                    f"{part.kernel.name} uses {reason}: {token.text.strip()[:60]}",
                     where=token.where,
-                    remedy="only __syncthreads, __syncwarp and warps' shuffles are known here",
+                    remedy="use only __syncthreads, __syncwarp and warp shuffles",
                 )
-    _refuse_recursion(part)
+    _check_recursion(part)
 
 
-def _refuse_recursion(part: Part) -> None:
+def _check_recursion(part: Part) -> None:
     functions: dict[str, list[Item]] = {}
-    for one in part.items:
-        if one.function:
-            functions.setdefault(one.name, []).append(one)
+    for item in part.items:
+        if item.function:
+            functions.setdefault(item.name, []).append(item)
     single = {
-        name: ones[0] for name, ones in functions.items()
-        if len(ones) == 1 and ones[0].tokens[0].text != "template"
+        name: items[0] for name, items in functions.items()
+        if len(items) == 1 and items[0].tokens[0].text != "template"
     }  # fmt: skip
     calls = {
         name: {
-            one.text for n, one in enumerate(item.tokens)
-            if item.body[0] < n < item.body[1] and one.text in single
+            token.text for n, token in enumerate(item.tokens)
+            if item.body[0] < n < item.body[1] and token.text in single
         }
         for name, item in single.items()
     }  # fmt: skip
@@ -445,9 +441,9 @@ def _refuse_recursion(part: Part) -> None:
     def reached(name: str) -> frozenset[str]:
         callees, waiting = set[str](), [name]
         while waiting:
-            for one in calls[waiting.pop()] - callees:
-                callees.add(one)
-                waiting.append(one)
+            for callee in calls[waiting.pop()] - callees:
+                callees.add(callee)
+                waiting.append(callee)
         return frozenset(callees)
 
     for name, item in single.items():
@@ -455,5 +451,5 @@ def _refuse_recursion(part: Part) -> None:
             raise KernelSourceError(
                 f"{part.kernel.name} calls '{name}', which calls itself",
                 where=item.tokens[0].where,
-                remedy="write it as a loop: registers of a recursion cannot be bounded",
+                remedy="write a loop; the registers of a recursion cannot be bounded",
             )

@@ -1,9 +1,9 @@
-// A CUDA block on one processor: a fiber for each thread, which lets others run only where it waits.
+// A CUDA block on one CPU: each thread is a fiber that yields only where it waits.
 //
-// Waiting are barriers and what a warp does together. A barrier opens when exactly as many threads
-// wait as it counts; where nobody can run and somebody waits, the block hangs, and that is told with
-// the lines. Shared memory begins as signalling NaN. A run is a child process: what it touches beyond
-// an array ends it alone.
+// Threads wait at barriers and warp-wide operations. A barrier opens when exactly its count of
+// threads wait; if no thread can run and some wait, the block hangs, which is reported with the
+// lines. Shared memory is initialised with signalling NaN. A run is a child process, so that an
+// access out of bounds only terminates the child.
 #include <cmath>
 #include <csignal>
 #include <cstdarg>
@@ -62,7 +62,7 @@ namespace slip {
 
 struct Settings {
   unsigned grid[3], block[3];
-  int schedule;  // 0 in order, 1 reversed, 2 one thread of each warp in turn; else a seed
+  int schedule;  // 0 in order, 1 reversed, 2 round-robin over warps; otherwise a seed
   int parts;
   unsigned starts[16];
   double limit_s;
@@ -74,7 +74,7 @@ struct Report {
   char text[2048];
 };
 
-constexpr int kMost = 1024, kStack = 64 << 10, kArena = 1 << 20, kIds = 16;
+constexpr int kMaxThreads = 1024, kStack = 64 << 10, kArena = 1 << 20, kIds = 16;
 
 struct Fiber {
 #ifdef __x86_64__
@@ -83,25 +83,25 @@ struct Fiber {
   ucontext_t context;
 #endif
   bool ended;
-  int barrier;         // it waits at; -1 for none
-  unsigned mask;       // of the warp it waits for; 0 for none
+  int barrier;         // barrier that it waits at; -1 for none
+  unsigned mask;       // lanes of its warp that it waits for; 0 for none
   const char* file;
   int line;
 };
-struct Meeting {  // of a warp
+struct Meeting {  // warp-wide operation
   unsigned mask, arrived;
   int turn;
   uint64_t value[2][32];
 };
 
-static Fiber fibers[kMost];
-static Meeting meetings[kMost / 32][33];
-static int waiting[kIds], wanted[kIds], current, count_all;
+static Fiber fibers[kMaxThreads];
+static Meeting meetings[kMaxThreads / 32][33];
+static int waiting[kIds], expected[kIds], current, count_all;
 static unsigned parts_at[kIds];
 static char* stacks;
 static void (*body)(void**);
 static void** arguments;
-static char foreign[256];  // of a barrier that is not its kernel's, told where nothing worse is
+static char wrong_barrier[256];  // reported if nothing else fails
 static Report* report;
 static Settings settings;
 static dim3 grid_dim, block_dim;
@@ -112,10 +112,10 @@ static struct { const void* key; int at; } keys[256];
 static int keys_used;
 
 [[noreturn]] inline void fail(const char* format, ...) {
-  va_list given;
-  va_start(given, format);
-  vsnprintf(report->text, sizeof report->text, format, given);
-  va_end(given);
+  va_list values;
+  va_start(values, format);
+  vsnprintf(report->text, sizeof report->text, format, values);
+  va_end(values);
   report->failed = 1;
   _exit(1);
 }
@@ -143,23 +143,23 @@ inline void begin() {
   abort();
 }
 inline void prepare(int thread) {
-  Fiber& one = fibers[thread];
-  one.ended = false;
-  one.barrier = -1;
-  one.mask = 0;
+  Fiber& fiber = fibers[thread];
+  fiber.ended = false;
+  fiber.barrier = -1;
+  fiber.mask = 0;
   char* low = stacks + static_cast<size_t>(thread) * kStack;
 #ifdef __x86_64__
-  // As if it had been called from nowhere: the stack is 8 beyond a multiple of 16 there.
+  // At the entry of a function the stack pointer is 8 above a multiple of 16.
   void** top = reinterpret_cast<void**>(low + kStack) - 1;
   *--top = reinterpret_cast<void*>(&begin);
   for (int n = 0; n < 6; ++n) *--top = nullptr;
-  one.stack = top;
+  fiber.stack = top;
 #else
-  getcontext(&one.context);
-  one.context.uc_stack.ss_sp = low;
-  one.context.uc_stack.ss_size = kStack;
-  one.context.uc_link = nullptr;
-  makecontext(&one.context, &begin, 0);
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = low;
+  fiber.context.uc_stack.ss_size = kStack;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, &begin, 0);
 #endif
 }
 
@@ -185,15 +185,15 @@ inline void barrier(int id, int count, const char* file, int line) {
   Fiber& me = fibers[current];
   if (count < 0) count = count_all;
   if (id < 0 || id >= kIds) fail("barrier %d does not exist (%s:%d)", id, file, line);
-  if (count % 32) fail("barrier %d counts %d threads, no whole warps (%s:%d)", id, count, file, line);
-  if (waiting[id] && wanted[id] != count)
-    fail("barrier %d counts %d threads at %s:%d, and %d elsewhere", id, count, file, line, wanted[id]);
-  wanted[id] = count;
+  if (count % 32) fail("barrier %d counts %d threads, not a multiple of 32 (%s:%d)", id, count, file, line);
+  if (waiting[id] && expected[id] != count)
+    fail("barrier %d counts %d threads at %s:%d, and %d elsewhere", id, count, file, line, expected[id]);
+  expected[id] = count;
   parts_at[id] |= 1u << part_of(current);
   if (parts_at[id] & (parts_at[id] - 1))
     fail("barrier %d joins threads of two kernels (%s:%d)", id, file, line);
   if (settings.parts > 1 && id != part_of(current) + 1)
-    snprintf(foreign, sizeof foreign, "barrier %d is not that of the kernel (%s:%d)", id, file, line);
+    snprintf(wrong_barrier, sizeof wrong_barrier, "barrier %d does not belong to its kernel (%s:%d)", id, file, line);
   me.file = file;
   me.line = line;
   if (++waiting[id] == count) {
@@ -208,7 +208,7 @@ inline void barrier(int id, int count, const char* file, int line) {
 }
 
 inline unsigned mask_of(unsigned mask = 0xFFFFFFFFu) { return mask; }
-// Everyone of `mask` brings a value; returns all of them, by lane.
+// Exchanges a value between all threads of `mask`; returns the values by lane.
 inline const uint64_t* meet(unsigned mask, uint64_t value, const char* file, int line) {
   const int warp = current / 32, lane = current % 32;
   Fiber& me = fibers[current];
@@ -261,24 +261,24 @@ inline void hang() {
   for (int n = 0; n < count_all; ++n) {
     ended += fibers[n].ended;
     if (fibers[n].ended) continue;
-    const Fiber& one = fibers[n];
+    const Fiber& fiber = fibers[n];
     int same = 0;
     bool first = true;
     for (int m = 0; m < count_all; ++m) {
       const Fiber& other = fibers[m];
-      if (other.ended || other.line != one.line || other.file != one.file ||
-          other.barrier != one.barrier)
+      if (other.ended || other.line != fiber.line || other.file != fiber.file ||
+          other.barrier != fiber.barrier)
         continue;
       first &= m >= n;
       ++same;
     }
     if (!first || listed++ == 6) continue;
-    if (one.barrier >= 0)
-      used += snprintf(where + used, sizeof where - used, "; %d threads from %d on at barrier %d, which counts %d (%s:%d)",
-                       same, n, one.barrier, wanted[one.barrier], one.file, one.line);
+    if (fiber.barrier >= 0)
+      used += snprintf(where + used, sizeof where - used, "; %d threads from %d wait at barrier %d, which counts %d (%s:%d)",
+                       same, n, fiber.barrier, expected[fiber.barrier], fiber.file, fiber.line);
     else
-      used += snprintf(where + used, sizeof where - used, "; %d threads from %d on for their warp, mask %08x (%s:%d)",
-                       same, n, one.mask, one.file, one.line);
+      used += snprintf(where + used, sizeof where - used, "; %d threads from %d wait for their warp, mask %08x (%s:%d)",
+                       same, n, fiber.mask, fiber.file, fiber.line);
   }
   fail("block %u,%u,%u hangs: %d of %d threads have ended%s", block_index.x, block_index.y,
        block_index.z, ended, count_all, where);
@@ -286,12 +286,12 @@ inline void hang() {
 
 static void on_fault(int, siginfo_t* info, void*) {
   report->address = reinterpret_cast<uint64_t>(info->si_addr);
-  fail("thread %d of block %u,%u,%u touches memory outside of its arrays", current, block_index.x,
+  fail("thread %d of block %u,%u,%u accesses memory out of bounds", current, block_index.x,
        block_index.y, block_index.z);
 }
 
 inline void run_block(uint64_t& random) {
-  static int order[kMost];
+  static int order[kMaxThreads];
   const uint32_t signalling = 0x7FA00000u;
   for (int n = 0; n < kArena; n += 4) {
     std::memcpy(arena + n, &signalling, 4);
@@ -308,8 +308,8 @@ inline void run_block(uint64_t& random) {
       order[n] = warps ? n % warps * 32 + n / warps : n;
     }
   }
-  int left = count_all;
-  while (left) {
+  int remaining = count_all;
+  while (remaining) {
     if (settings.schedule > 2)
       for (int n = count_all - 1; n > 0; --n) {
         random = random * 6364136223846793005u + 1442695040888963407u;
@@ -318,11 +318,11 @@ inline void run_block(uint64_t& random) {
     bool ran = false;
     for (int n = 0; n < count_all; ++n) {
       current = order[n];
-      Fiber& one = fibers[current];
-      if (one.ended || one.barrier >= 0 || one.mask) continue;
+      Fiber& fiber = fibers[current];
+      if (fiber.ended || fiber.barrier >= 0 || fiber.mask) continue;
       ran = true;
       enter();
-      left -= one.ended;
+      remaining -= fiber.ended;
     }
     if (!ran) hang();
   }
@@ -345,17 +345,17 @@ inline void run_all() {
     block_index = {n % grid_dim.x, n / grid_dim.x % grid_dim.y, n / grid_dim.x / grid_dim.y};
     run_block(random);
   }
-  if (foreign[0]) fail("%s", foreign);
+  if (wrong_barrier[0]) fail("%s", wrong_barrier);
 }
 
 template <typename... P, size_t... N>
-inline void call_with(void (*kernel)(P...), void** given, std::index_sequence<N...>) {
-  kernel(*static_cast<std::remove_reference_t<P>*>(given[N])...);
+inline void call_with(void (*kernel)(P...), void** values, std::index_sequence<N...>) {
+  kernel(*static_cast<std::remove_reference_t<P>*>(values[N])...);
 }
-template <typename... P> inline void call(void (*kernel)(P...), void** given) {
-  call_with(kernel, given, std::index_sequence_for<P...>());
+template <typename... P> inline void call(void (*kernel)(P...), void** values) {
+  call_with(kernel, values, std::index_sequence_for<P...>());
 }
-// Of each parameter: bytes of it or of what it points to, and what that is.
+// Of each parameter: size of its value or pointed-to element, and the kind of it.
 struct Kind { int bytes, pointer, constant, floating, arithmetic, is_signed, lanes; };
 template <typename P> inline Kind kind() {
   using T = std::remove_pointer_t<std::remove_reference_t<P>>;
@@ -365,9 +365,9 @@ template <typename P> inline Kind kind() {
           std::is_pointer_v<P>, std::is_const_v<T>, std::is_floating_point_v<V>,
           std::is_arithmetic_v<V>, std::is_signed_v<V>, L::count};
 }
-template <typename... P> inline int describe(void (*)(P...), Kind* found) {
+template <typename... P> inline int describe(void (*)(P...), Kind* kinds) {
   const Kind all[] = {kind<P>()..., Kind{}};
-  for (size_t n = 0; n < sizeof...(P); ++n) found[n] = all[n];
+  for (size_t n = 0; n < sizeof...(P); ++n) kinds[n] = all[n];
   return static_cast<int>(sizeof...(P));
 }
 
@@ -423,9 +423,9 @@ inline unsigned ballot(unsigned mask, bool test, const char* file, int line) {
 }  // namespace slip
 
 #define SLIP_ATOMIC(name, value_of)                                             \
-  template <typename T, typename U> inline T name(T* at, U given) {             \
+  template <typename T, typename U> inline T name(T* at, U operand) {             \
     T& place = slip::counted(at);                                               \
-    const T old = place, with = static_cast<T>(given);                          \
+    const T old = place, with = static_cast<T>(operand);                          \
     place = value_of;                                                           \
     return old;                                                                 \
   }
@@ -484,7 +484,7 @@ inline float __int_as_float(int x) { return slip::unpacked<float>(slip::packed(x
 inline unsigned __float_as_uint(float x) { return slip::unpacked<unsigned>(slip::packed(x)); }
 inline float __uint_as_float(unsigned x) { return slip::unpacked<float>(slip::packed(x)); }
 
-// What Python calls.
+// Functions that Python calls.
 extern "C" {
 void* slip_buffer(int64_t bytes, void** base, int64_t* whole) {
   const int64_t page = sysconf(_SC_PAGESIZE), wide = (bytes + 15) / 16 * 16;
@@ -500,17 +500,17 @@ void* slip_buffer(int64_t bytes, void** base, int64_t* whole) {
 void slip_release(void* base, int64_t whole) { munmap(base, static_cast<size_t>(whole)); }
 }
 namespace slip {
-inline void run(void (*kernel)(void**), void** given, const Settings* asked, Report* told) {
-  const size_t room = static_cast<size_t>(kMost) * kStack;
-  void* made = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+inline void run(void (*kernel)(void**), void** kernel_arguments, const Settings* request, Report* result) {
+  const size_t stack_bytes = static_cast<size_t>(kMaxThreads) * kStack;
+  void* memory = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   void* page = mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   report = static_cast<Report*>(page);
-  stacks = static_cast<char*>(made);
-  settings = *asked;
+  stacks = static_cast<char*>(memory);
+  settings = *request;
   body = kernel;
-  arguments = given;
-  grid_dim = dim3(asked->grid[0], asked->grid[1], asked->grid[2]);
-  block_dim = dim3(asked->block[0], asked->block[1], asked->block[2]);
+  arguments = kernel_arguments;
+  grid_dim = dim3(request->grid[0], request->grid[1], request->grid[2]);
+  block_dim = dim3(request->block[0], request->block[1], request->block[2]);
   count_all = static_cast<int>(block_dim.x * block_dim.y * block_dim.z);
   const pid_t child = fork();
   if (child == 0) {
@@ -524,17 +524,17 @@ inline void run(void (*kernel)(void**), void** given, const Settings* asked, Rep
   while (child > 0 && waitpid(child, &status, WNOHANG) == 0) {
     nanosleep(&nap, nullptr);
     clock_gettime(CLOCK_MONOTONIC, &now);
-    if (!late && now.tv_sec - began.tv_sec > asked->limit_s) {
+    if (!late && now.tv_sec - began.tv_sec > request->limit_s) {
       late = true;
       kill(child, SIGKILL);
     }
   }
-  *told = *report;
+  *result = *report;
   if (late)
-    told->failed = 2;
+    result->failed = 2;
   else if (child < 0 || WIFSIGNALED(status))
-    told->failed = 3;
+    result->failed = 3;
   munmap(page, sizeof(Report));
-  munmap(made, room);
+  munmap(memory, stack_bytes);
 }
 }  // namespace slip

@@ -1,8 +1,8 @@
-"""CUDA C++ read as tokens and items: enough to move kernels, not to check them.
+"""Minimal parser of CUDA C++ into tokens and top-level items, to move kernels, not check them.
 
-A file is cut into tokens, and those into items of its outermost level: directives, functions,
-types, variables. What a kernel needs is found by names. No headers are opened but those that stand
-beside the file, and no preprocessor runs: macros stay macros.
+A file is split into tokens, and those into top-level items: directives, functions, types,
+variables. The items that a kernel needs are found by name. The only headers read are those in the
+file's folder, and macros are not expanded.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ _TOKEN = re.compile(
 )
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OPEN, _CLOSE = dict(zip("([{", ")]}", strict=True)), frozenset(")]}")
-# Words in front of a parenthesis that is no parameter list.
+# Words before a parenthesis that is not a parameter list.
 _ATTRIBUTES = frozenset({"__launch_bounds__", "__attribute__", "__align__", "alignas", "decltype",
                          "__declspec", "noexcept", "requires"})  # fmt: skip
-# Directives that stay wherever they stand: what they surround may be needed.
-_KEPT = frozenset({"if", "ifdef", "ifndef", "elif", "else", "endif", "undef", "pragma", "error"})
+# Directives that are always copied, since they may surround needed items.
+_COPIED_DIRECTIVES = frozenset(
+    {"if", "ifdef", "ifndef", "elif", "else", "endif", "undef", "pragma", "error"}
+)
 _TYPES = frozenset({"struct", "class", "union", "enum"})
 
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of source.
+    """A token of source.
 
     Attributes:
         kind: directive, comment, text, word, number, space, or mark.
-        text: as it was written.
-        line: from 1.
-        file: whose.
+        text: unchanged text.
+        line: line number, from 1.
+        file: name of its file.
     """
 
     kind: str
@@ -59,16 +61,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Item:
-    """A directive, function, type or variable at the outermost level.
+    """A top-level directive, function, type or variable.
 
     Attributes:
-        tokens: all of it.
-        spaces: names of the namespaces around it, outermost first; "" for an anonymous one.
-        names: what others may call it.
-        function: whether it is one with a body, of which `names` has the name.
-        parameters: for a function, or the announcement of one, places of its parentheses.
-        body: for a function, places of its body's braces.
-        words: all identifiers in it, also within directives.
+        tokens: all its tokens.
+        spaces: names of its namespaces, outermost first; "" for an anonymous one.
+        names: names that it declares.
+        function: whether it is a function definition, whose only name is in `names`.
+        parameters: indices of the parentheses of a function definition or declaration.
+        body: indices of the braces of a function definition.
+        words: all identifiers in it, including those in directives.
     """
 
     tokens: tuple[Token, ...]
@@ -81,7 +83,7 @@ class Item:
 
     @property
     def directive(self) -> str:
-        """Its word, as ``define``; empty for what is none."""
+        """Name of the directive, such as ``define``; empty for other items."""
         first = self.tokens[0]
         word = _WORD.search(first.text) if first.kind == "directive" else None
         return word.group() if word else ""
@@ -93,12 +95,12 @@ class Item:
 
     @property
     def name(self) -> str:
-        """Of a function."""
+        """Name of a function."""
         return next(iter(self.names))
 
 
 def tokens_of(text: str, file: str) -> list[Token]:
-    """`text` in tokens, which joined are `text` again."""
+    """Split `text` into tokens, whose concatenation is `text`."""
     tokens, line = [], 1
     for match in _TOKEN.finditer(text):
         kind = str(match.lastgroup).rstrip("_") if match.lastgroup != "mark" else "text"
@@ -108,15 +110,15 @@ def tokens_of(text: str, file: str) -> list[Token]:
 
 
 def joined(tokens: Iterable[Token]) -> str:
-    """The text of tokens."""
+    """Return the concatenated text of tokens."""
     return "".join(token.text for token in tokens)
 
 
 def closing(tokens: Sequence[Token], at: int) -> int:
-    """The place of the bracket that closes the one at `at`.
+    """Return the index of the bracket that closes the one at `at`.
 
     Raises:
-        KernelSourceError: there is none.
+        KernelSourceError: the bracket is never closed.
     """
     depth = 0
     for place in range(at, len(tokens)):
@@ -129,7 +131,7 @@ def closing(tokens: Sequence[Token], at: int) -> int:
 
 
 def angle(tokens: Sequence[Token], at: int) -> int:
-    """The place behind a list in ``<>`` that opens at `at`."""
+    """Return the index after a list in ``<>`` that opens at `at`."""
     depth = 0
     for place in range(at, len(tokens)):
         text = tokens[place].text
@@ -142,7 +144,7 @@ def angle(tokens: Sequence[Token], at: int) -> int:
 
 
 def plain(tokens: Sequence[Token], start: int, step: int = 1) -> int:
-    """The next place from `start` on that is no space or comment; -1 or the end beyond them."""
+    """Return the next index from `start` beyond spaces and comments; -1 or the length if none."""
     at = start
     while 0 <= at < len(tokens) and tokens[at].kind in ("space", "comment"):
         at += step
@@ -150,10 +152,10 @@ def plain(tokens: Sequence[Token], start: int, step: int = 1) -> int:
 
 
 def read_items(path: Path) -> list[Item]:
-    """All items of a file, with those of the headers that stand beside it.
+    """Return all items of a file, including those of headers in its folder.
 
     Raises:
-        KernelSourceError: no such file, it is no text, or its brackets do not match.
+        KernelSourceError: the file does not exist or is not text, or its brackets do not match.
     """
     return list(_items(_with_headers(path, set()), ()))
 
@@ -162,17 +164,17 @@ def _with_headers(path: Path, seen: set[Path]) -> list[Token]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise KernelSourceError(f"'{path}' cannot be read: {reason}") from None
     seen.add(path.resolve())
     tokens: list[Token] = []
     for token in tokens_of(text, path.name):
         name = re.match(r'\s*#\s*include\s*"([^"]+)"', token.text)
-        beside = path.parent / name.group(1) if token.kind == "directive" and name else None
-        if beside is None or not beside.is_file():
+        header = path.parent / name.group(1) if token.kind == "directive" and name else None
+        if header is None or not header.is_file():
             tokens.append(token)
-        elif beside.resolve() not in seen:
-            tokens += _with_headers(beside, seen)
+        elif header.resolve() not in seen:
+            tokens += _with_headers(header, seen)
     return tokens
 
 
@@ -204,7 +206,7 @@ def _directive(token: Token, spaces: tuple[str, ...]) -> Item:
 
 
 def _container(tokens: Sequence[Token], at: int) -> tuple[str | None, int] | None:
-    """Of a namespace its name, of ``extern "C" {`` None; with the place of its brace."""
+    """Return a namespace's name, or None for ``extern "C" {``, and the index of its brace."""
     if tokens[at].text not in ("namespace", "extern", "inline"):
         return None
     words: list[str] = []
@@ -213,7 +215,7 @@ def _container(tokens: Sequence[Token], at: int) -> tuple[str | None, int] | Non
         if token.text == "{":
             named = words[0] == "namespace" or words[:2] == ["inline", "namespace"]
             if named:
-                parts = [one for one in words if one not in ("namespace", "inline", "::")]
+                parts = [word for word in words if word not in ("namespace", "inline", "::")]
                 return "::".join(parts), place
             return (None, place) if len(words) == 2 and words[1] == '"C"' else None
         if token.text in (";", "(", "="):
@@ -224,17 +226,17 @@ def _container(tokens: Sequence[Token], at: int) -> tuple[str | None, int] | Non
 
 
 def _end(tokens: Sequence[Token], at: int) -> int:
-    """The place behind the item that begins at `at`."""
-    place, listed, assigned = at, False, False
+    """Return the index after the item that starts at `at`."""
+    place, has_parentheses, assigned = at, False, False
     while place < len(tokens):
         text = tokens[place].text
         if tokens[place].kind == "mark":
             if text in "([{":
                 end = closing(tokens, place)
                 behind = plain(tokens, end + 1)
-                if text == "{" and listed and not assigned:
+                if text == "{" and has_parentheses and not assigned:
                     return end + 1
-                listed |= text == "("
+                has_parentheses |= text == "("
                 place = end + 1
                 if text == "{" and behind < len(tokens) and tokens[behind].kind == "directive":
                     return place
@@ -242,7 +244,9 @@ def _end(tokens: Sequence[Token], at: int) -> int:
             if text == ";":
                 return place + 1
             if text in _CLOSE:
-                raise KernelSourceError(f"'{text}' closes nothing", where=tokens[place].where)
+                raise KernelSourceError(
+                    f"'{text}' does not match an opening bracket", where=tokens[place].where
+                )
             assigned |= text == "="
         place += 1
     raise KernelSourceError("the file ends within a declaration", where=tokens[at].where)
@@ -250,8 +254,8 @@ def _end(tokens: Sequence[Token], at: int) -> int:
 
 def _item(tokens: tuple[Token, ...], spaces: tuple[str, ...]) -> Item:
     words = frozenset(
-        word for one in tokens if one.kind in ("word", "directive")
-        for word in _WORD.findall(one.text)
+        word for token in tokens if token.kind in ("word", "directive")
+        for word in _WORD.findall(token.text)
     )  # fmt: skip
     signature = _signature(tokens)
     if signature is not None:
@@ -267,7 +271,7 @@ def _item(tokens: tuple[Token, ...], spaces: tuple[str, ...]) -> Item:
 def _signature(
     tokens: Sequence[Token],
 ) -> tuple[int, tuple[int, int], int | None] | None:
-    """Of a function: places of its name, its parameters' parentheses, its body's brace."""
+    """Return the indices of a function's name, its parentheses and its body's brace."""
     at = 0
     while at < len(tokens):
         text = tokens[at].text
@@ -298,8 +302,8 @@ def _brace(tokens: Sequence[Token], at: int) -> int | None:
 
 
 def _declared(tokens: Sequence[Token]) -> frozenset[str]:
-    """Names that a type or variable declares; rather too many than too few."""
-    names, at, enum = set(), 0, any(one.text == "enum" for one in tokens)
+    """Return the names that a type or variable declares, possibly too many."""
+    names, at, enum = set(), 0, any(token.text == "enum" for token in tokens)
     while at < len(tokens):
         token = tokens[at]
         if token.text == "template":
@@ -316,31 +320,33 @@ def _declared(tokens: Sequence[Token]) -> frozenset[str]:
 
 
 def needed(items: Sequence[Item], kernel: Item) -> list[Item]:
-    """What `kernel` needs of its file, in order, itself included; other kernels are not."""
-    named: dict[str, list[int]] = {}
-    for n, one in enumerate(items):
-        for name in one.names if not one.kernel else ():
-            named.setdefault(name, []).append(n)
-    chosen = {n for n, one in enumerate(items) if one is kernel or one.directive in _KEPT}
+    """Return the items that `kernel` needs, in order, including itself but no other kernel."""
+    items_by_name: dict[str, list[int]] = {}
+    for n, item in enumerate(items):
+        for name in item.names if not item.kernel else ():
+            items_by_name.setdefault(name, []).append(n)
+    chosen = {
+        n for n, item in enumerate(items) if item is kernel or item.directive in _COPIED_DIRECTIVES
+    }
     waiting, seen = list(chosen), set[str]()
     while waiting:
         fresh = items[waiting.pop()].words - seen
         seen |= fresh
-        for n in (n for word in fresh for n in named.get(word, ())):
+        for n in (n for word in fresh for n in items_by_name.get(word, ())):
             if n not in chosen:
                 chosen.add(n)
                 waiting.append(n)
-    kept = [items[n] for n in sorted(chosen)]
-    return [one for one in kept if "once" not in one.words or one.directive != "pragma"]
+    retained = [items[n] for n in sorted(chosen)]
+    return [item for item in retained if "once" not in item.words or item.directive != "pragma"]
 
 
 def find_kernel(items: Sequence[Item], name: str, file: str) -> Item:
-    """The kernel of that name.
+    """Return the kernel of that name.
 
     Raises:
-        UnknownNameError: the file has none.
+        UnknownNameError: the file does not have the kernel.
     """
-    kernels = {one.name: one for one in items if one.kernel}
+    kernels = {item.name: item for item in items if item.kernel}
     if name not in kernels:
         raise UnknownNameError(f"kernel of {file}", name, kernels)
     return kernels[name]

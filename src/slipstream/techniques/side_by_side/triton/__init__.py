@@ -1,4 +1,4 @@
-"""Triton kernels in one: source to source, checked on this processor and compiled without a GPU."""
+"""Source-to-source fusion of Triton kernels, checked on the CPU and compiled without a GPU."""
 
 from slipstream.techniques.side_by_side.triton.arguments import Argument, arguments_of
 from slipstream.techniques.side_by_side.triton.check import ProgramResources, compiled, emulate

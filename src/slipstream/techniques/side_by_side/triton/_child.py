@@ -1,13 +1,13 @@
-"""What the child processes do: run kernels in Triton's interpreter, or compile them.
+"""Tasks of the child processes: run kernels in Triton's interpreter, or compile them.
 
-Whether Triton interprets is decided when it is imported, by ``TRITON_INTERPRET``. The sources are
-files of a folder of their own; they have the kernels and what those need, nothing else of the
-user's files.
+``TRITON_INTERPRET`` decides at import whether Triton interprets kernels. The sources are in a
+temporary folder and only contain the kernels and their dependencies.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import re
 import traceback
@@ -39,17 +39,17 @@ _NUMBERS = {
 }  # fmt: skip
 _PROT_NONE = 0
 _BLACKWELL = 100
-# Of what a compiler complains of, characters.
-_LONGEST = 800
+# Characters of a compiler error that are reported.
+_MAX_ERROR = 800
 _TARGET = re.compile(r"\.target (sm_\w+)")
 
 
 class _Array:
-    """A tensor that ends at a page nobody may touch.
+    """A tensor that ends at a guard page.
 
     Args:
-        count: of elements.
-        below: what integers stay below.
+        count: number of elements.
+        below: upper bound of integers, exclusive.
     """
 
     def __init__(self, count: int, dtype: Any, below: int, generator: Any) -> None:
@@ -72,19 +72,19 @@ class _Array:
         self.first = self.tensor.clone()
 
     def values(self) -> NDArray[np.generic]:
-        """A copy; numpy has no bfloat16, of which every value is a float32."""
+        """Return a copy; bfloat16 is converted to float32, which is exact."""
         tensor = self.tensor.float() if self.tensor.dtype == torch.bfloat16 else self.tensor
         return tensor.numpy().copy()
 
 
 def _value(argument: Mapping[str, Any]) -> Any:
-    """A number or constant, as a kernel is given it."""
+    """Return a number or constant as a kernel argument."""
     value = argument["value"]
     return getattr(tl, value) if argument["kind"] == "dtype" else value
 
 
 def _interpreted(argument: Mapping[str, Any]) -> Any:
-    """The same for the interpreter, which has Python's numbers where a device has float32."""
+    """Return an argument for the interpreter, with the type that a device would use."""
     if argument["kind"] != "number" or argument["type"] not in _NUMBERS:
         return _value(argument)
     from triton.runtime.interpreter import TensorHandle
@@ -94,7 +94,7 @@ def _interpreted(argument: Mapping[str, Any]) -> Any:
 
 
 def load(folder: str, module: str) -> Any:
-    """A module of a file in `folder`."""
+    """Import a module of `folder`."""
     return imported(Path(folder) / f"{module}.py")
 
 
@@ -102,72 +102,79 @@ def compare(
     folder: str, fused: str, parts: Sequence[Mapping[str, Any]], *,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run kernels one after the other and fused, and compare what they leave in memory.
+    """Run kernels sequentially and fused, and compare their memory.
 
     Args:
-        folder: has ``fused.py``, and ``alone_1.py`` and so on.
+        folder: contains ``fused.py``, ``alone_1.py`` and so on.
         fused: name of the fused kernel.
-        parts: per kernel its name, grid, arguments, and whether it adds atomically.
-        report: told the number of the kernel that is run; None for the fused one.
+        parts: name, grid, arguments of each kernel, and whether it adds atomically.
+        report: called with the index of the running kernel; None for the fused one.
 
     Returns:
-        bytes compared, the most that differ in any order, orders tried; ``failed``, the number of
-        a kernel that fails alone, and ``trouble``, what it or the fused one failed with.
+        Bytes ``compared``, maximum number ``differing`` in any order, and ``orders`` tried;
+        ``failed``, the index of a kernel that fails alone, and ``trouble``, the error of it or of
+        the fused kernel.
     """
-    tell = report or channel().send
-    given: list[list[Any]] = []
+    send = report or channel().send
+    arguments: list[list[Any]] = []
     arrays: list[list[_Array]] = []
     for number, part in enumerate(parts):
         generator = torch.Generator().manual_seed(number)
         try:
-            some = [
-                _Array(one["value"], _DTYPES[one["type"]], one["below"], generator)
-                if one["kind"] == "array" else None
-                for one in part["arguments"]
+            part_arrays = [
+                _Array(
+                    argument["value"], _DTYPES[argument["type"]], argument["below"], generator
+                ) if argument["kind"] == "array" else None
+                for argument in part["arguments"]
             ]  # fmt: skip
         except (OSError, OverflowError, MemoryError, RuntimeError) as error:
             return {"failed": number, "trouble": f"no memory for its arrays: {error}"}
-        arrays.append([one for one in some if one is not None])
-        given.append([
+        arrays.append([array for array in part_arrays if array is not None])
+        arguments.append([
             _interpreted(argument) if array is None else array.tensor
-            for array, argument in zip(some, part["arguments"], strict=True)
+            for array, argument in zip(part_arrays, part["arguments"], strict=True)
         ])  # fmt: skip
     for number, part in enumerate(parts):
-        tell({"running": number})
+        send({"running": number})
         try:
             kernel = getattr(load(folder, f"alone_{number + 1}"), part["kernel"])
-            kernel[tuple(part["grid"])](*given[number])
+            kernel[tuple(part["grid"])](*arguments[number])
         except Exception as error:
-            return {"failed": number, "trouble": _told(error, folder)}
-    expected = [[array.values() for array in some] for some in arrays]
-    arguments = [one for some in given for one in some]
-    arguments += [extent for part in parts for extent in part["grid"]]
+            return {"failed": number, "trouble": _error_text(error, folder)}
+    expected = [[array.values() for array in part_arrays] for part_arrays in arrays]
+    fused_arguments = [argument for values in arguments for argument in values]
+    fused_arguments += [extent for part in parts for extent in part["grid"]]
     programs = sum(int(np.prod(part["grid"])) for part in parts)
-    most, orders, trouble = 0, (True, False), ""
+    max_differing, orders, trouble = 0, (True, False), ""
     for evenly in orders:
-        tell({"running": None})
-        for array in (array for some in arrays for array in some):
+        send({"running": None})
+        for array in itertools.chain.from_iterable(arrays):
             array.tensor.copy_(array.first)
         try:
-            getattr(load(folder, "fused"), fused)[(programs,)](*arguments, evenly)
+            getattr(load(folder, "fused"), fused)[(programs,)](*fused_arguments, evenly)
         except Exception as error:
-            trouble = _told(error, folder)
+            trouble = _error_text(error, folder)
             break
-        most = max(most, sum(
+        max_differing = max(max_differing, sum(
             differing(array.values(), right, part["atomics"])
-            for some, rights, part in zip(arrays, expected, parts, strict=True)
-            for array, right in zip(some, rights, strict=True)
+            for actual, rights, part in zip(arrays, expected, parts, strict=True)
+            for array, right in zip(actual, rights, strict=True)
         ))  # fmt: skip
-    compared = sum(array.tensor.nbytes for some in arrays for array in some)
-    return {"compared": compared, "differing": most, "orders": len(orders), "trouble": trouble}
+    compared = sum(array.tensor.nbytes for array in itertools.chain.from_iterable(arrays))
+    return {
+        "compared": compared,
+        "differing": max_differing,
+        "orders": len(orders),
+        "trouble": trouble,
+    }
 
 
-def _told(error: BaseException, folder: str) -> str:
-    """An error with the line of the kernel that it came from."""
+def _error_text(error: BaseException, folder: str) -> str:
+    """Describe an error with the kernel's line that raised it."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [str(one.line).strip() for one in frames if one.filename.startswith(folder)]
+    lines = [str(frame.line).strip() for frame in frames if frame.filename.startswith(folder)]
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{text} in `{lines[-1]}`" if lines else text
 
@@ -176,43 +183,42 @@ def machine_code(
     folder: str, module: str, kernel: str, arguments: Sequence[Mapping[str, Any]],
     capability: int, num_warps: int, num_stages: int, unspecialized: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a kernel needs on a device that need not be there, as ptxas reports it.
+    """Compile a kernel for a device, which may be absent, and return the resources ptxas reports.
 
-    It is compiled as for a launch with these arguments: arrays begin at multiples of 16 bytes, and
-    numbers that are 1 or multiples of 16 are known to be.
+    Compilation is specialised to the arguments: arrays start at multiples of 16 bytes, and integers
+    that are 1 or multiples of 16 are treated as such.
 
     Args:
-        module: a file of `folder`.
-        capability: 90 for ``sm_90``.
-        unspecialized: of the last arguments, how many nothing is known of.
+        module: name of a module in `folder`.
+        capability: compute capability, 90 for ``sm_90``.
+        unspecialized: number of last arguments without specialisation.
 
     Returns:
-        the fields of `Compiled`, or ``trouble``.
+        The fields of `Compiled`, or the error as ``trouble``.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     try:
         function = getattr(load(folder, module), kernel)
-        signature, constants, known = {}, {}, {}
-        open_ = len(arguments) - unspecialized
-        for place, (name, one) in enumerate(zip(function.arg_names, arguments, strict=True)):
-            signature[name] = f"*{one['type']}" if one["kind"] == "array" else one["type"]
-            one_ = one["value"] == 1 and one["type"].startswith("i") and place < open_
-            if one["kind"] in ("constexpr", "dtype") or (one["kind"] == "number" and one_):
-                signature[name], constants[name] = "constexpr", _value(one)
-            elif one["kind"] == "array" or (
-                one["type"].startswith("i") and not one["value"] % 16 and place < open_
-            ):
-                known[place,] = [["tt.divisibility", 16]]
+        signature, constants, attributes = {}, {}, {}
+        specialized = len(arguments) - unspecialized
+        for place, (name, argument) in enumerate(zip(function.arg_names, arguments, strict=True)):
+            kind, type_, value = argument["kind"], argument["type"], argument["value"]
+            signature[name] = f"*{type_}" if kind == "array" else type_
+            is_integer = type_.startswith("i") and place < specialized
+            if kind in ("constexpr", "dtype") or (kind == "number" and is_integer and value == 1):
+                signature[name], constants[name] = "constexpr", _value(argument)
+            elif kind == "array" or (is_integer and not value % 16):
+                attributes[place,] = [["tt.divisibility", 16]]
         code = triton.compile(
-            ASTSource(fn=function, signature=signature, constexprs=constants, attrs=known),
+            ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes),
             target=GPUTarget("cuda", capability, 32),
             options={"num_warps": num_warps, "num_stages": num_stages},
         )
         ptx = code.asm["ptx"]
         target = _TARGET.search(ptx)
-        assert target is not None, "ptx names what it is for"
+        assert target is not None, "PTX names its target"
         tools = triton.knobs.nvidia
         newer = capability >= _BLACKWELL and hasattr(tools, "ptxas_blackwell")
         tool = tools.ptxas_blackwell if newer else tools.ptxas
@@ -223,6 +229,6 @@ def machine_code(
         )
     except Exception as error:
         lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
-        return {"trouble": "\n".join(line for line in lines if folder not in line)[:_LONGEST]}
+        return {"trouble": "\n".join(line for line in lines if folder not in line)[:_MAX_ERROR]}
     compiled = asdict(parsed(report, ptx))
     return {**compiled, "shared_bytes": code.metadata.shared, "code_bytes": len(code.asm["cubin"])}

@@ -1,4 +1,4 @@
-"""What a Triton kernel is given where it is checked or compiled, from its launch."""
+"""Arguments of a Triton kernel for a check or compilation, from its launch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _ARRAY = re.compile(r"(\d+)x([a-z]+\d+)(?:<(\d+))?")
 _DTYPE = re.compile(r"(?:tl\.)?(u?int\d+|b?float\d+|int1)")
 _BELOW = 64
 _WARPS = ("num_warps", "num_stages")
-_SHAPE = "n=1000 for a number, x=4096xfp32 for a pointer, idx=4096xi32<64 for integers below 64"
+_SYNTAX = "n=1000 for a number, x=4096xfp32 for a pointer, idx=4096xi32<64 for integers below 64"
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One of a kernel's.
+    """An argument of a kernel.
 
     Attributes:
         kind: ``array``, ``number``, ``constexpr``, or ``dtype``, a constexpr that is a type.
-        value: a number or constant; how many elements of an array.
-        type: of an array's elements or a number, in Triton's short words.
-        below: what an array's integers stay below.
+        value: a number or constant; the number of elements of an array.
+        type: type of a number or an array's elements, in Triton's short form.
+        below: upper bound of an array's integers, exclusive.
     """
 
     kind: str
@@ -37,35 +37,38 @@ class Argument:
 
 
 def arguments_of(part: ProgramPart) -> list[Argument]:
-    """What a kernel is given, in the order of its parameters.
+    """Return the arguments of a kernel, in the order of its parameters.
 
     Raises:
-        EmulatorError: something is not told, or told of what is not there.
+        EmulatorError: an argument is missing, invalid or unknown.
     """
-    names = [one.name for one in part.parameters]
+    names = [parameter.name for parameter in part.parameters]
     values = part.launch.values
     unknown = set(values) - set(names) - set(_WARPS)
     if unknown:
         raise EmulatorError(
             f"{part.name} has no argument '{min(unknown)}'", remedy=f"it has {', '.join(names)}"
         )
-    return [_argument(part, one, values.get(one.name, one.default)) for one in part.parameters]
+    return [
+        _argument(part, parameter, values.get(parameter.name, parameter.default))
+        for parameter in part.parameters
+    ]
 
 
 def _argument(part: ProgramPart, parameter: Parameter, text: str) -> Argument:
     name = parameter.name
     if not text:
-        tuned = f" (a value of @{part.tuned[0]}'s)" if parameter.constexpr and part.tuned else ""
-        shape = f"{name}=64" if parameter.constexpr else _SHAPE
+        tuned = f" (chosen by @{part.tuned[0]})" if parameter.constexpr and part.tuned else ""
+        syntax = f"{name}=64" if parameter.constexpr else _SYNTAX
         raise EmulatorError(
-            f"{part.name} is not told '{name}'{tuned}", where=str(part.launch.path),
-            remedy=f"say it: {part.name}:{name}=...; as {shape}",
+            f"{part.name} has no value of '{name}'{tuned}", where=str(part.launch.path),
+            remedy=f"pass it: {part.name}:{name}=...; for example {syntax}",
         )  # fmt: skip
     array = _ARRAY.fullmatch(text)
     if array is not None and not parameter.constexpr:
         if array[2] not in TYPES or not int(array[1]):
             raise EmulatorError(
-                f"{name}={text} of {part.name} is no array", remedy=f"types: {', '.join(TYPES)}"
+                f"{name}={text} of {part.name} is not an array", remedy=f"types: {', '.join(TYPES)}"
             )
         return Argument("array", int(array[1]), array[2], int(array[3] or _BELOW))
     if parameter.constexpr and (dtype := _DTYPE.fullmatch(text)) is not None:
@@ -74,7 +77,10 @@ def _argument(part: ProgramPart, parameter: Parameter, text: str) -> Argument:
     if value is None or parameter.constexpr:
         return Argument("constexpr", value)
     if isinstance(value, str):
-        raise EmulatorError(f"{name}={text} of {part.name} is none", remedy=f"for example {_SHAPE}")
+        raise EmulatorError(
+            f"{name}={text} of {part.name} is neither a number nor an array",
+            remedy=f"for example {_SYNTAX}",
+        )
     if isinstance(value, float):
         return Argument("number", value, parameter.type or "fp32")
     wide = "i32" if -(2**31) <= value < 2**31 else "i64"
@@ -82,7 +88,7 @@ def _argument(part: ProgramPart, parameter: Parameter, text: str) -> Argument:
 
 
 def _literal(text: str) -> int | float | bool | str | None:
-    """A constant; a word without quotes is text."""
+    """Parse a constant; a word without quotes is a string."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

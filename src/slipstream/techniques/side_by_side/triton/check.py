@@ -1,8 +1,8 @@
-"""Fused Triton kernels run against their kernels, and compiled, in child processes; without a GPU.
+"""Checks and compilation of fused Triton kernels in child processes, without a GPU.
 
-Triton's own interpreter runs every program on this processor, one after the other: whether the
-fused kernel computes the same, not how fast. Its compiler makes machine code for a GPU that is not
-here, and tells what that needs.
+Triton's interpreter runs all programs sequentially on the CPU, which shows whether the fused kernel
+computes the same, not how fast. Triton's compiler generates machine code for an absent GPU and
+reports its resources.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from slipstream.techniques.side_by_side.triton.fuse import FusedPrograms, Progra
 _CHILD = "slipstream.techniques.side_by_side.triton._child"
 _HERE = "slipstream.techniques.side_by_side.triton.check"
 _LIMIT_S = 120.0
-# Registers are the most of any kernel: above this, one that needs few pays for one that needs many.
-_UNEQUAL = 1.5
+# The fused kernel has the maximum register count of its kernels. Above this ratio, a kernel with
+# few registers may lose resident threads.
+_MAX_REGISTER_RATIO = 1.5
 
 
 @dataclass(frozen=True)
 class ProgramResources:
-    """A fused kernel's needs beside those of its kernels.
+    """Resources of a fused kernel and of its kernels.
 
     Attributes:
-        arch: as ``sm_90``.
-        alone: of each kernel.
-        evenly, in_order: of the fused one, as it deals its programs out.
-        code_bytes: of the one machine code that has all kernels, dealt out evenly.
+        arch: architecture, such as ``sm_90``.
+        alone: resources of each kernel.
+        evenly, in_order: resources of the fused kernel with its programs interleaved or in order.
+        code_bytes: size of the machine code of the fused kernel, interleaved.
     """
 
     arch: str
@@ -50,25 +51,27 @@ class ProgramResources:
     code_bytes: int
 
     def summary(self, fused: FusedPrograms) -> str:
-        """In a sentence."""
-        apart = "; registers differ so much that fewer programs fit: better apart"
+        """Return a one-sentence summary."""
+        warning = "; registers differ so much that fewer programs fit: do not fuse them"
         return (
             f"{self.arch}: {self.evenly.registers} registers, {self.evenly.spilled_bytes} B "
             f"spilled, {self.evenly.shared_bytes} B shared; with {fused.evenly}=False "
             f"{self.in_order.registers} registers, {self.in_order.spilled_bytes} B spilled"
-        ) + (apart if self._crowded(fused) else "")
+        ) + (warning if self._crowded(fused) else "")
 
     def _crowded(self, fused: FusedPrograms) -> bool:
-        """Whether the kernel of fewest registers loses threads on a multiprocessor."""
-        few, part = min(zip(self.alone, fused.parts, strict=True), key=lambda one: one[0].registers)
+        """Whether the kernel with the fewest registers loses resident threads."""
+        few, part = min(
+            zip(self.alone, fused.parts, strict=True), key=lambda pair: pair[0].registers
+        )
         threads = 32 * part.num_warps
         alone = few.resident(threads) * threads
         together = self.evenly.resident(fused.threads) * fused.threads
-        return self.evenly.registers > _UNEQUAL * few.registers and together < alone
+        return self.evenly.registers > _MAX_REGISTER_RATIO * few.registers and together < alone
 
 
 def run_in_child(task: str, **arguments: Any) -> Any:
-    """Called in the child: a function of the module that imports Triton.
+    """Run a function of the module that imports Triton; called in the child.
 
     Raises:
         MissingExtraError: Triton is not installed.
@@ -81,7 +84,7 @@ def run_in_child(task: str, **arguments: Any) -> Any:
 
 @contextmanager
 def written(fused: FusedPrograms) -> Iterator[str]:
-    """A folder with the fused kernel's module, and one for each kernel alone."""
+    """Yield a folder with a module of the fused kernel and one of each kernel alone."""
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
         Path(folder, "fused.py").write_text(fused.source, encoding="utf-8")
         for number, part in enumerate(fused.parts, 1):
@@ -91,25 +94,25 @@ def written(fused: FusedPrograms) -> Iterator[str]:
 
 @contextmanager
 def _child(folder: str, **environment: str) -> Iterator[Child]:
-    # Nothing is left in the user's cache, and no device is asked.
+    # The user's cache stays untouched, and no device is queried.
     variables = {"TRITON_CACHE_DIR": f"{folder}/cache", "CUDA_VISIBLE_DEVICES": "", **environment}
     with Child("Triton", environment=variables) as child:
         yield child
 
 
 def described(part: ProgramPart) -> dict[str, Any]:
-    """A kernel and what it is given, as the child is told it."""
+    """Return a kernel and its arguments as a message to the child."""
     return {
         "kernel": part.alone, "grid": part.launch.grid, "atomics": part.atomics,
-        "arguments": [asdict(one) for one in arguments_of(part)],
+        "arguments": [asdict(argument) for argument in arguments_of(part)],
     }  # fmt: skip
 
 
 def emulate(fused: FusedPrograms, *, report: Callable[[str], None] = lambda line: None) -> Emulated:
-    """Run the kernels of `fused` one after the other and fused, and compare their memory.
+    """Run the kernels of `fused` sequentially and fused, and compare their memory.
 
     Raises:
-        EmulatorError: a kernel alone fails, or what it is to be given is not known.
+        EmulatorError: a kernel alone fails, or an argument is unknown.
         MissingExtraError: Triton is not installed.
     """
     parts = [described(part) for part in fused.parts]
@@ -128,17 +131,17 @@ def emulate(fused: FusedPrograms, *, report: Callable[[str], None] = lambda line
                 task="compare", folder=folder, fused=fused.name, parts=parts,
             )  # fmt: skip
         except ChildError as error:
-            answer = {"failed": running, "trouble": _why_it_ended(error)}
+            answer = {"failed": running, "trouble": _failure(error)}
     if answer.get("failed") is not None:
         part = fused.parts[answer["failed"]]
         raise EmulatorError(
             f"{part.name} alone fails in Triton's interpreter: {answer['trouble']}",
             where=str(part.launch.path),
-            remedy=f"give it what it expects: {part.name}:grid=...,ARGUMENT=...; what the "
-            "interpreter has not, as libdevice, goes unchecked: --no-check",
+            remedy=f"pass a launch that it supports: {part.name}:grid=...,ARGUMENT=...; if it uses "
+            "something the interpreter lacks, such as libdevice, skip the check: --no-check",
         )
     by_float_atomics = any(
-        part.atomics and any(one.type[:2] in ("fp", "bf") for one in arguments_of(part))
+        part.atomics and any(argument.type[:2] in ("fp", "bf") for argument in arguments_of(part))
         for part in fused.parts
     )
     return Emulated(
@@ -147,36 +150,36 @@ def emulate(fused: FusedPrograms, *, report: Callable[[str], None] = lambda line
     )  # fmt: skip
 
 
-def _why_it_ended(error: ChildError) -> str:
+def _failure(error: ChildError) -> str:
     if not isinstance(error, ChildDiedError):
-        return f"it did not end within {_LIMIT_S:.0f} s (a smaller grid and arrays check the same)"
-    left = f"signal {signal.Signals.SIGSEGV.name}" in error.what
-    return "it leaves its arrays" if left else error.what
+        return f"it did not finish within {_LIMIT_S:.0f} s (use a smaller grid and arrays)"
+    segfault = f"signal {signal.Signals.SIGSEGV.name}" in error.what
+    return "it accesses memory out of bounds" if segfault else error.what
 
 
 def compiled(fused: FusedPrograms, arch: str = "sm_90") -> ProgramResources:
-    """Compile a fused kernel and each of its kernels alone, with Triton's own compiler.
+    """Compile a fused kernel and each of its kernels alone with Triton's compiler.
 
     Raises:
-        CudaCompilerError: it does not take one of them.
-        EmulatorError: the type or value of an argument is not known.
+        CudaCompilerError: compilation of a kernel fails.
+        EmulatorError: the type or value of an argument is unknown.
         MissingExtraError: Triton is not installed.
-        UsageError: `arch` is none.
+        UsageError: `arch` is not an architecture.
     """
     match = re.fullmatch(r"sm_(\d+)a?", arch)
     if match is None:
-        raise UsageError(f"'{arch}' is no GPU", remedy="as sm_90")
+        raise UsageError(f"'{arch}' is not a GPU architecture", remedy="for example sm_90")
     parts = [arguments_of(part) for part in fused.parts]
     grids = [Argument("number", n, "i32") for part in fused.parts for n in part.launch.grid]
-    both = [one for some in parts for one in some] + grids
+    fused_arguments = [argument for arguments in parts for argument in arguments] + grids
     jobs: list[tuple[str, str, Sequence[Argument], int, int, int]] = [
-        (f"alone_{n}", part.alone, some, part.num_warps, part.num_stages, 0)
-        for n, (part, some) in enumerate(zip(fused.parts, parts, strict=True), 1)
+        (f"alone_{n}", part.alone, arguments, part.num_warps, part.num_stages, 0)
+        for n, (part, arguments) in enumerate(zip(fused.parts, parts, strict=True), 1)
     ]
     jobs += [
-        ("fused", fused.name, [*both, Argument("constexpr", dealt)], fused.num_warps,
+        ("fused", fused.name, [*fused_arguments, Argument("constexpr", evenly)], fused.num_warps,
          fused.num_stages, len(grids) + 1)
-        for dealt in (True, False)
+        for evenly in (True, False)
     ]  # fmt: skip
     answers = []
     environment = {name: "" for name in ("TRITON_INTERPRET",) if name in os.environ}
@@ -185,7 +188,7 @@ def compiled(fused: FusedPrograms, arch: str = "sm_90") -> ProgramResources:
             answer = child.call(
                 f"{_HERE}:run_in_child", timeout_s=_LIMIT_S, task="machine_code",
                 folder=folder, module=module, kernel=kernel,
-                arguments=[asdict(one) for one in arguments], capability=int(match[1]),
+                arguments=[asdict(argument) for argument in arguments], capability=int(match[1]),
                 num_warps=warps, num_stages=stages, unspecialized=unspecialized,
             )  # fmt: skip
             if "trouble" in answer:
@@ -194,6 +197,7 @@ def compiled(fused: FusedPrograms, arch: str = "sm_90") -> ProgramResources:
                 )
             answers.append(answer)
     code_bytes = [answer.pop("code_bytes") for answer in answers]
-    needs = [Compiled(**{**one, "barriers": tuple(map(tuple, one["barriers"]))}) for one in answers]
-    *alone, evenly, in_order = needs
-    return ProgramResources(arch, tuple(alone), evenly, in_order, code_bytes[-2])
+    for answer in answers:
+        answer["barriers"] = tuple(map(tuple, answer["barriers"]))
+    *alone, interleaved, in_order = (Compiled(**answer) for answer in answers)
+    return ProgramResources(arch, tuple(alone), interleaved, in_order, code_bytes[-2])

@@ -1,15 +1,14 @@
-"""Several Triton kernels in one: each with programs of its own, as far as it can tell.
+"""Fusion of Triton kernels into one, each with separate programs.
 
-Every kernel becomes a function that is told which of its programs it is and how many there are;
-``tl.program_id`` and ``tl.num_programs`` are read from that, also in all that it calls. A function
-has names of its own, so that only parameters, and what files have at their outermost level, are
-named apart. The fused kernel deals its programs out: evenly, so that every kernel has some on a
-multiprocessor until all end, or one kernel after the other. A program takes one branch: it needs
-the most shared memory and registers of any kernel, not the sum. The user's files are read, never
-written or run.
+Every kernel becomes a function with its program ids and their number as parameters, which replace
+``tl.program_id`` and ``tl.num_programs`` in it and in everything it calls. Functions have local
+names, so only parameters and top-level names of files are made distinct. The fused kernel assigns
+its programs to kernels: interleaved, so that every kernel has some on a multiprocessor until all
+finish, or one kernel after another. A program takes one branch: it needs the maximum shared memory
+and registers of any kernel, not the sum. The user's files are read, never written or run.
 
-Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; its form for Triton is
-that of combo kernels in `torch._inductor`, which do not deal evenly between unequal grids.
+Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; the form for Triton is
+that of combo kernels in `torch._inductor`, which do not interleave grids of different sizes.
 """
 
 from __future__ import annotations
@@ -34,30 +33,30 @@ from slipstream.techniques.side_by_side.triton.source import (
     Reference,
     Target,
     bound_by,
+    constexpr_annotations,
     is_constexpr,
-    kept_annotations,
     outside_functions,
     references,
 )
 
 _IDS = {"program_id": "ids", "num_programs": "programs"}
 _TRITON, _LANGUAGE = ("import triton", "triton"), ("import triton.language as tl", "tl")
-_MOST_PROGRAMS, _MOST_WARPS = 2**31 - 1, 32
-# Registers of assembly that tell a program which it is.
+_MAX_PROGRAMS, _MAX_WARPS = 2**31 - 1, 32
 _TYPE = re.compile(r"(u?int|b?float)(\d+)")
 _SHORT_TYPE = re.compile(r"(?:i|u|fp|bf)\d+")
 _SHORT = {"int": "i", "uint": "u", "float": "fp", "bfloat": "bf"}
-_PLACES = re.compile(r"%n?(ctaid|clusterid|cluster_ctaid)|%gridid")
+# Assembly registers that contain a program's index.
+_ID_REGISTERS = re.compile(r"%n?(ctaid|clusterid|cluster_ctaid)|%gridid")
 _ROUTE = """
 @{triton}.jit
 def {p}turn({p}at, {p}count, {p}total, {p}evenly: {tl}.constexpr):
-    # How many programs of a kernel with {p}count of {p}total come before the one at {p}at,
-    # and whether that is one of its: evenly, where at * count passes a multiple of total.
+    # The number of programs of a kernel with {p}count of {p}total before the one at {p}at, and
+    # whether that one belongs to it: interleaved, if at * count passes a multiple of total.
     if {p}evenly:
         {p}product = {p}at.to({tl}.int64) * {p}count
         {p}before = ({p}product // {p}total).to({tl}.int32)
-        {p}rest = {p}product - {p}before.to({tl}.int64) * {p}total
-        {p}its = {p}rest + {p}count >= {p}total
+        {p}remainder = {p}product - {p}before.to({tl}.int64) * {p}total
+        {p}its = {p}remainder + {p}count >= {p}total
     else:
         {p}before = {tl}.minimum({p}at, {p}count)
         {p}its = {p}at < {p}count
@@ -72,14 +71,14 @@ def {p}place({p}at, {p}x, {p}y):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One of a kernel.
+    """A parameter of a kernel.
 
     Attributes:
-        name: as its kernel has it.
-        fused: as the fused kernel has it.
-        constexpr: whether it is a constant of the compiled kernel.
-        default: as it is written; empty if it has none.
-        type: as it is annotated, in Triton's short words (``i64``); empty if it is not.
+        name: its name in the kernel.
+        fused: its name in the fused kernel.
+        constexpr: whether it is a compile-time constant.
+        default: source text of its default; empty if it has none.
+        type: annotated type in Triton's short form (``i64``); empty if it has none.
     """
 
     name: str
@@ -91,17 +90,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ProgramPart:
-    """One of the kernels.
+    """A kernel of the fused kernel.
 
     Attributes:
-        launch: what was asked for.
-        name: of the kernel.
-        parameters: in order.
-        source: of a module with this kernel as it is alone.
-        alone: its name there.
-        atomics: whether it adds atomically, in whatever order its programs run.
-        tuned: decorators left out, whose values are arguments now: ``autotune``, ``heuristics``.
-        num_warps, num_stages: it is launched with.
+        launch: the requested launch.
+        name: name of the kernel.
+        parameters: its parameters, in order.
+        source: source of a module with the unchanged kernel.
+        alone: its name in that module.
+        atomics: whether it adds atomically, so that sums depend on the order of its programs.
+        tuned: omitted decorators whose values are now arguments: ``autotune``, ``heuristics``.
+        num_warps, num_stages: options of its launch.
     """
 
     launch: Launch
@@ -116,16 +115,16 @@ class ProgramPart:
 
     @property
     def programs(self) -> int:
-        """Of its grid."""
+        """Number of programs of its grid."""
         return math.prod(self.launch.grid)
 
     @property
     def cells(self) -> dict[str, str | int]:
-        """What a table says of it."""
+        """Cells of its table row, by column."""
         return {"programs": self.programs, "warps": self.num_warps}
 
     def to_json(self) -> dict[str, str | int]:
-        """The same for a program."""
+        """Return a JSON-serializable dictionary."""
         return {
             "kernel": self.name, "programs": self.programs, "num_warps": self.num_warps,
             "num_stages": self.num_stages,
@@ -134,15 +133,16 @@ class ProgramPart:
 
 @dataclass(frozen=True)
 class FusedPrograms:
-    """What was made.
+    """A fused kernel.
 
     Attributes:
-        name: of the kernel.
-        source: a module with it and all it needs.
-        parts: the kernels in it.
-        evenly: name of the last parameter: True deals programs out evenly, False in order.
-        files: that were read.
-        shared_bytes: to launch it with: none, Triton's launcher knows what it needs.
+        name: name of the kernel.
+        source: source of a module with the kernel and everything it needs.
+        parts: its kernels.
+        evenly: name of the last parameter: True interleaves the programs of all kernels, False
+            runs them in order.
+        files: files that were read.
+        shared_bytes: dynamic shared memory of a launch; 0, because Triton determines it.
     """
 
     name: str
@@ -154,30 +154,30 @@ class FusedPrograms:
 
     @property
     def num_warps(self) -> int:
-        """To launch it with: the most of any of its kernels."""
+        """Warps of a launch: the maximum of its kernels."""
         return max(part.num_warps for part in self.parts)
 
     @property
     def num_stages(self) -> int:
-        """As `num_warps`."""
+        """Pipeline stages of a launch: the maximum of its kernels."""
         return max(part.num_stages for part in self.parts)
 
     @property
     def threads(self) -> int:
-        """Of a program."""
+        """Threads of a program."""
         return 32 * self.num_warps
 
     @property
     def notes(self) -> list[str]:
-        """What has become of decorators."""
+        """Notes on omitted decorators."""
         return [
-            f"{part.name}: what @{' and @'.join(part.tuned)} chose is an argument now"
+            f"{part.name}: values chosen by @{' and @'.join(part.tuned)} are now arguments"
             for part in self.parts if part.tuned
         ]  # fmt: skip
 
     @property
     def launch_rule(self) -> str:
-        """How it is to be launched, in a sentence."""
+        """One-line description of its launch."""
         return _launch_rule(self.name, [part.programs for part in self.parts], self.evenly,
                             self.num_warps, self.num_stages)  # fmt: skip
 
@@ -187,14 +187,14 @@ def _launch_rule(
 ) -> str:
     return (
         f"{name}[({' + '.join(map(str, programs))},)](arguments of each kernel in order, then each "
-        f"kernel's own grid as x, y, z, then {evenly}=True or False, num_warps={num_warps}, "
+        f"kernel's grid as x, y, z, then {evenly}=True or False, num_warps={num_warps}, "
         f"num_stages={num_stages})"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Statement:
-    """One of a file's outermost level, with all it refers to."""
+    """A top-level statement of a file, with everything it refers to."""
 
     file: PythonFile
     node: ast.stmt
@@ -203,12 +203,12 @@ class _Statement:
 
 @dataclass(frozen=True, eq=False)
 class _Kernel:
-    """A kernel where it stands."""
+    """A kernel in its file."""
 
     launch: Launch
     file: PythonFile
     node: ast.FunctionDef
-    kept: tuple[str, ...]
+    not_specialized: tuple[str, ...]
     tuned: tuple[str, ...]
 
     @property
@@ -221,61 +221,63 @@ class _Kernel:
 
     @property
     def defaults(self) -> list[str]:
-        given = [self.file.segment(one) for one in self.node.args.defaults]
-        return [""] * (len(self.arguments) - len(given)) + given
+        texts = [self.file.segment(default) for default in self.node.args.defaults]
+        return [""] * (len(self.arguments) - len(texts)) + texts
 
 
 _Key = tuple[str, str]
 
 
 def fuse(launches: Sequence[Launch], name: str = "") -> FusedPrograms:
-    """One kernel of all of `launches`.
+    """Fuse the kernels of `launches`.
 
     Args:
-        name: of the fused kernel; by default all names joined.
+        name: name of the fused kernel; by default all names joined.
 
     Raises:
-        KernelSourceError: a file cannot be read, or a kernel does what a fused one cannot.
-        UnknownNameError: a file has no such kernel.
-        UsageError: a launch is none that a GPU can do.
+        KernelSourceError: a file cannot be read, or a kernel uses something a fused one cannot.
+        UnknownNameError: a file does not have the kernel.
+        UsageError: a launch is invalid.
     """
     if keyword.iskeyword(name):
-        raise UsageError(f"'{name}' is no name of a kernel: it is a word of Python's")
+        raise UsageError(f"'{name}' cannot be the name of a kernel: it is a keyword of Python")
     project = Project()
-    kernels = [_find_kernel(project, one) for one in launches]
-    programs = [math.prod(one.grid) for one in launches]
-    if sum(programs) > _MOST_PROGRAMS:
+    kernels = [_find_kernel(project, launch) for launch in launches]
+    programs = [math.prod(launch.grid) for launch in launches]
+    if sum(programs) > _MAX_PROGRAMS:
         raise UsageError(
-            f"the grids have {sum(programs):,} programs together, more than {_MOST_PROGRAMS:,}",
-            remedy="smaller grids: k:grid=64x2",
+            f"the grids have {sum(programs):,} programs in total, more than {_MAX_PROGRAMS:,}",
+            remedy="use smaller grids: k:grid=64x2",
         )
-    warps = [_setting(one, "num_warps", 4) for one in kernels]
-    stages = [_setting(one, "num_stages", 3) for one in kernels]
-    writer = _Writer(project, kernels, name or "_".join(one.launch.kernel for one in kernels))
+    warps = [_setting(kernel, "num_warps", 4) for kernel in kernels]
+    stages = [_setting(kernel, "num_stages", 3) for kernel in kernels]
+    name = name or "_".join(kernel.launch.kernel for kernel in kernels)
+    writer = _Writer(project, kernels, name)
     parameters = writer.parameters()
     rule = _launch_rule(writer.name, programs, writer.evenly, max(warps), max(stages))
-    names = ", ".join(f"{one.launch.path.name}:{one.node.name}" for one in kernels)
+    names = ", ".join(f"{kernel.launch.path.name}:{kernel.node.name}" for kernel in kernels)
     head = f"# Kernels side by side, by slipstream hfuse: {' '.join(names.split())}.\n# {rule}\n"
     source = "\n".join([head, writer.body(), writer.fused(parameters)])
     parts = []
-    for kernel, some, num_warps, num_stages in zip(kernels, parameters, warps, stages, strict=True):
+    for kernel, own, num_warps, num_stages in zip(kernels, parameters, warps, stages, strict=True):
         alone = _Writer(project, [kernel], "", native=True)
-        name = alone.named(kernel)
-        atomics = any("atomic_" in ast.unparse(one.node) for one in alone.order)
-        parts.append(ProgramPart(kernel.launch, kernel.node.name, tuple(some), alone.body(), name,
-                          atomics, kernel.tuned, num_warps, num_stages))  # fmt: skip
+        atomics = any("atomic_" in ast.unparse(statement.node) for statement in alone.order)
+        parts.append(ProgramPart(
+            kernel.launch, kernel.node.name, tuple(own), alone.body(), alone.name_of(kernel),
+            atomics, kernel.tuned, num_warps, num_stages,
+        ))  # fmt: skip
     return FusedPrograms(writer.name, source, tuple(parts), writer.evenly, project.paths)
 
 
 def _setting(kernel: _Kernel, name: str, default: int) -> int:
     text = kernel.launch.values.get(name, str(default))
-    if name in {one.arg for one in kernel.arguments}:
+    if name in {argument.arg for argument in kernel.arguments}:
         return default
     number = int(text) if text.isdigit() else 0
-    if not number or (name == "num_warps" and (number > _MOST_WARPS or number & (number - 1))):
+    if not number or (name == "num_warps" and (number > _MAX_WARPS or number & (number - 1))):
         raise UsageError(
-            f"{name}={text} of {kernel.launch.kernel} is none",
-            remedy="for example num_warps=4: 1, 2, 4, 8, 16 or 32; num_stages=3",
+            f"{name}={text} of {kernel.launch.kernel} is invalid",
+            remedy="num_warps is 1, 2, 4, 8, 16 or 32; num_stages is at least 1",
         )
     return number
 
@@ -283,61 +285,63 @@ def _setting(kernel: _Kernel, name: str, default: int) -> int:
 def _find_kernel(project: Project, launch: Launch) -> _Kernel:
     file, name = project.file(launch.path), launch.kernel
     if name not in file.bound:
-        known = [
-            one for one, (node, *_) in file.bound.items()
+        kernels = [
+            function for function, (node, *_) in file.bound.items()
             if isinstance(node, ast.FunctionDef) and any(
-                ast.unparse(called(each)).endswith("jit") for each in node.decorator_list)
+                ast.unparse(called(decorator)).endswith("jit") for decorator in node.decorator_list)
         ]  # fmt: skip
-        raise UnknownNameError(f"kernel of {file.path.name}", name, known)
+        raise UnknownNameError(f"kernel of {file.path.name}", name, kernels)
     node = file.bound[name][0]
     if len(file.bound[name]) > 1:
         project.target(file, name, (), node.lineno)
     if not isinstance(node, ast.FunctionDef):
-        raise KernelSourceError(f"{name} is no function", where=file.where(node.lineno))
-    kept: list[str] = []
+        raise KernelSourceError(f"{name} is not a function", where=file.where(node.lineno))
+    not_specialized: list[str] = []
     tuned: list[str] = []
-    for one in node.decorator_list:
-        dotted = _dotted(project, file, called(one))
+    for decorator in node.decorator_list:
+        dotted = _dotted(project, file, called(decorator))
         word = dotted.rpartition(".")[2] if dotted.startswith("triton.") else ""
         if word == "jit":
-            kept += _kept_settings(file, one)
+            not_specialized += _not_specialized(file, decorator)
         elif word not in ("autotune", "heuristics"):
             raise KernelSourceError(
-                f"{name} has a decorator that is none of Triton's: @{file.segment(called(one))}",
-                where=file.where(one.lineno), remedy="name the kernel it wraps",
+                f"{name} has a decorator that is not part of Triton: "
+                f"@{file.segment(called(decorator))}",
+                where=file.where(decorator.lineno), remedy="name the kernel it wraps",
             )  # fmt: skip
-        elif "pre_hook" in file.segment(one):
+        elif "pre_hook" in file.segment(decorator):
             raise KernelSourceError(
-                f"{name} has a hook that runs before it, which a fused kernel has not",
-                where=file.where(one.lineno), remedy="run it yourself, without pre_hook",
+                f"{name} has a pre_hook, which a fused kernel does not run",
+                where=file.where(decorator.lineno), remedy="remove pre_hook and call it yourself",
             )  # fmt: skip
         tuned.append(word)
     if "jit" not in tuned:
         raise KernelSourceError(
-            f"{name} is no kernel: it has no @triton.jit", where=file.where(node.lineno)
+            f"{name} is not a kernel: it has no @triton.jit", where=file.where(node.lineno)
         )
     if node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
         raise KernelSourceError(
-            f"{name} takes *arguments, **arguments, or some by keyword only",
-            where=file.where(node.lineno), remedy="name them all",
+            f"{name} takes *args, **kwargs or keyword-only parameters",
+            where=file.where(node.lineno), remedy="use named positional parameters only",
         )  # fmt: skip
-    return _Kernel(launch, file, node, tuple(kept), tuple(one for one in tuned if one != "jit"))
+    omitted = tuple(decorator for decorator in tuned if decorator != "jit")
+    return _Kernel(launch, file, node, tuple(not_specialized), omitted)
 
 
 def called(node: ast.expr) -> ast.expr:
-    """A decorator without its arguments."""
+    """Return a decorator without its arguments."""
     return node.func if isinstance(node, ast.Call) else node
 
 
 def _dotted(project: Project, file: PythonFile, node: ast.expr) -> str:
-    """Under which name something that is imported is known to all."""
+    """Return the qualified name of an imported object; empty if it is not imported."""
     root, _, rest = ast.unparse(node).partition(".")
     target = project.target(file, root, rest.split(".") if rest else [], node.lineno)
     return ".".join(filter(None, [target.dotted, rest])) if target else ""
 
 
-def _kept_settings(file: PythonFile, decorator: ast.expr) -> Iterator[str]:
-    """Parameters of a kernel that its ``jit`` shall not specialize for."""
+def _not_specialized(file: PythonFile, decorator: ast.expr) -> Iterator[str]:
+    """Yield the parameters in ``do_not_specialize`` of a kernel's ``jit``."""
     for setting in decorator.keywords if isinstance(decorator, ast.Call) else ():
         if setting.arg in ("repr", "launch_metadata", "noinline"):
             continue
@@ -347,38 +351,38 @@ def _kept_settings(file: PythonFile, decorator: ast.expr) -> Iterator[str]:
             names = None
         if setting.arg != "do_not_specialize" or not isinstance(names, list | tuple):
             raise KernelSourceError(
-                f"jit({setting.arg}=...) is not carried over",
+                f"jit({setting.arg}=...) is not supported",
                 where=file.where(setting.value.lineno),
             )
         yield from map(str, names)
 
 
 class _Writer:
-    """Text of a module with kernels and all they need.
+    """Writer of a module with kernels and everything they need.
 
     Args:
-        kernels: in order.
-        name: of the fused kernel; empty where there is none.
-        native: kernels stay kernels, with program ids of their own.
+        kernels: the kernels, in order.
+        name: name of the fused kernel; empty if there is none.
+        native: keep kernels unchanged, with their program ids.
     """
 
     def __init__(
         self, project: Project, kernels: Sequence[_Kernel], name: str, *, native: bool = False
     ) -> None:
         self._project, self._kernels, self._native = project, kernels, native
-        self._kernel_nodes: dict[ast.stmt, _Kernel] = {one.node: one for one in kernels}
+        self._kernel_nodes: dict[ast.stmt, _Kernel] = {kernel.node: kernel for kernel in kernels}
         self.order: list[_Statement] = []
         self._imports: set[_Key] = {_TRITON, _LANGUAGE}
         self._written: dict[_Key, set[str]] = {}
         self._statements: dict[ast.stmt, _Statement | None] = {}
-        for one in kernels:
-            self._written.setdefault(one.key, set()).add(one.node.name)
-            self._add(one.file, one.node)
+        for kernel in kernels:
+            self._written.setdefault(kernel.key, set()).add(kernel.node.name)
+            self._add(kernel.file, kernel.node)
         for key in (_TRITON, _LANGUAGE):
             self._written.setdefault(key, set()).add(key[1])
-        self._p = "slip_"
-        while any(word.startswith(self._p) for word in project.words):
-            self._p += "_"
+        self._prefix = "slip_"
+        while any(word.startswith(self._prefix) for word in project.words):
+            self._prefix += "_"
         self._taken: set[str] = set()
         self.name = self._free(name) if name else ""
         self._names = {
@@ -386,10 +390,10 @@ class _Writer:
             for key, written in self._written.items()
         }
         self.evenly = self._free("EVENLY")
-        self._placed = self._needing_places()
+        self._needs_ids = self._functions_with_ids()
 
     def _add(self, file: PythonFile, node: ast.stmt) -> None:
-        """Take a statement, after all that it refers to."""
+        """Add a statement after everything it refers to."""
         if node in self._statements:
             return
         self._statements[node] = None
@@ -404,8 +408,9 @@ class _Writer:
                 continue
             if _is_bare_module(reference, target):
                 raise KernelSourceError(
-                    f"the module '{reference.name}' as a value: what is asked of it is not known",
-                    where=file.where(reference.nodes[0].lineno), remedy="name what you need of it",
+                    f"the module '{reference.name}' is used as a value, which hides what is used",
+                    where=file.where(reference.nodes[0].lineno),
+                    remedy="access its members by name",
                 )  # fmt: skip
             targets.append((reference, target))
             written = ast.unparse(reference.nodes[target.used])
@@ -415,56 +420,56 @@ class _Writer:
             elif target.file.bound[target.name][0] is not node:
                 self._add(target.file, target.file.bound[target.name][0])
             self._written.setdefault(target.key, set()).add(written)
-        for name in (name for name, some in file.bound.items() if node in some):
+        for name in (name for name, statements in file.bound.items() if node in statements):
             self._written.setdefault(Target(file, name).key, set()).add(name)
         statement = _Statement(file, node, tuple(targets))
         self._statements[node] = statement
         self.order.append(statement)
 
     def _is_decorator(self, node: ast.stmt, reference: Reference) -> bool:
-        """Whether it is in a kernel's decorator, which is left out."""
+        """Whether a reference is in a kernel's decorator, which is omitted."""
         if node not in self._kernel_nodes or not isinstance(node, ast.FunctionDef):
             return False
-        return any(reference.nodes[0] in ast.walk(one) for one in node.decorator_list)
+        return any(reference.nodes[0] in ast.walk(decorator) for decorator in node.decorator_list)
 
     def _free(self, name: str, *, fresh: bool = False) -> str:
-        """`name`, or if it is taken, or another is wanted, one like it that no file uses."""
+        """Return `name`, or a similar name that no file uses if it is taken or `fresh` is set."""
         if fresh or name in self._taken or hasattr(builtins, name):
             words = self._project.words | self._taken
             name = next(new for n in itertools.count(1) if (new := f"{name}_{n}") not in words)
         self._taken.add(name)
         return name
 
-    def _needing_places(self) -> frozenset[_Key]:
-        """Functions that ask which program they are, themselves or through others."""
+    def _functions_with_ids(self) -> frozenset[_Key]:
+        """Return the functions that read program ids, directly or through calls."""
         if self._native:
             return frozenset()
-        placed: set[_Key] = set()
+        found: set[_Key] = set()
         while True:
-            before = len(placed)
+            before = len(found)
             for statement in self.order:
                 if any(
-                    _id_word(reference, target) or target.key in placed
+                    _id_word(reference, target) or target.key in found
                     for reference, target in statement.targets
-                ) or _asked_in_assembly(statement):  # fmt: skip
+                ) or _reads_ids_in_assembly(statement):  # fmt: skip
                     node = statement.node
                     if not isinstance(node, ast.FunctionDef):
                         raise KernelSourceError(
-                            "a program id outside of a function",
+                            "a program id is used outside of a function",
                             where=statement.file.where(node.lineno),
                         )
-                    placed.add(Target(statement.file, node.name).key)
-            if len(placed) == before:
-                return frozenset(placed)
+                    found.add(Target(statement.file, node.name).key)
+            if len(found) == before:
+                return frozenset(found)
 
     def body(self) -> str:
-        """All but the fused kernel."""
+        """Return the module without the fused kernel."""
         imports = [_import_line(*key, self._names[key]) for key in self._imports]
-        rest = [self._text(one) for one in self.order]
-        return "\n\n\n".join(["\n".join(sorted(imports)), *rest]) + "\n"
+        statements = [self._text(statement) for statement in self.order]
+        return "\n\n\n".join(["\n".join(sorted(imports)), *statements]) + "\n"
 
     def _text(self, statement: _Statement) -> str:
-        """A statement with what it uses under its new names."""
+        """Return a statement with renamed references."""
         file, node = statement.file, statement.node
         begin, end = file.span(node)
         edits: list[tuple[int, int, str]] = []
@@ -480,13 +485,13 @@ class _Writer:
             edits += self._name_edits(file, node)
         if isinstance(node, ast.FunctionDef):
             edits += self._signature_edits(file, node)
-        for each in outside_functions(node):
-            if isinstance(each, ast.alias):
-                edits += self._alias_edits(file, each)
+        for child in outside_functions(node):
+            if isinstance(child, ast.alias):
+                edits += self._alias_edits(file, child)
         return head + _edited(file.text, begin, end, edits)
 
-    def named(self, kernel: _Kernel) -> str:
-        """A kernel's name in the text."""
+    def name_of(self, kernel: _Kernel) -> str:
+        """Return a kernel's name in the module."""
         return self._names[kernel.key]
 
     @property
@@ -503,109 +508,114 @@ class _Writer:
         file, node = statement.file, reference.nodes[target.used]
         where = file.where(reference.nodes[0].lineno)
         word = "" if self._native else _id_word(reference, target)
-        placed = target.key in self._placed
-        if (word or placed) and reference.call is None:
+        needs_ids = target.key in self._needs_ids
+        if (word or needs_ids) and reference.call is None:
             raise KernelSourceError(
-                f"'{ast.unparse(reference.nodes[-1])}', which asks which program it is, as a value",
+                f"'{ast.unparse(reference.nodes[-1])}' reads its program id and is used as a value",
                 where=where, remedy="call it by its name",
             )  # fmt: skip
         if word and reference.call is not None:
-            given = [*reference.call.args, *(one.value for one in reference.call.keywords)]
-            if len(given) != 1:
-                raise KernelSourceError(f"{word} has one argument", where=where)
+            values = [*reference.call.args, *(pair.value for pair in reference.call.keywords)]
+            if len(values) != 1:
+                raise KernelSourceError(f"{word} takes one argument", where=where)
             start, stop = file.span(reference.call)
-            first, last = file.span(given[0])
-            yield start, first, f"{self._p}{_IDS[word]}["
+            first, last = file.span(values[0])
+            yield start, first, f"{self._prefix}{_IDS[word]}["
             yield last, stop, "]"
             return
         new = self._names[target.key]
-        if new == ast.unparse(node) and not placed:
+        if new == ast.unparse(node) and not needs_ids:
             return
         start, stop = file.span(node)
-        # Before Python 3.12, what is in an f-string is not where its node says.
+        # Before Python 3.12, positions of nodes in f-strings are wrong.
         if re.sub(rb"\s", b"", file.text[start:stop]).decode() != ast.unparse(node):
-            raise KernelSourceError(f"'{ast.unparse(node)}' within an f-string", where=where)
+            raise KernelSourceError(f"'{ast.unparse(node)}' is used in an f-string", where=where)
         yield start, stop, new
-        if placed and reference.call is not None:
-            behind = file.text.index(b"(", stop) + 1
-            some = reference.call.args or reference.call.keywords
-            yield behind, behind, f"{self._p}ids, {self._p}programs" + (", " if some else "")
+        if needs_ids and reference.call is not None:
+            start = file.text.index(b"(", stop) + 1
+            has_arguments = reference.call.args or reference.call.keywords
+            yield start, start, self._id_arguments + (", " if has_arguments else "")
+
+    @property
+    def _id_arguments(self) -> str:
+        return f"{self._prefix}ids, {self._prefix}programs"
 
     def _name_edits(
         self, file: PythonFile, node: ast.FunctionDef | ast.ClassDef
     ) -> Iterator[tuple[int, int, str]]:
-        """Of a function or class: its name, and what a function is told."""
+        """Yield edits of a function's or class's name, and the parameters of program ids."""
         key = Target(file, node.name).key
         word = re.compile(rb"(?:def|class)\s+(\w+)\s*(?:\(\s*)?")
         match = word.match(file.text, file.span(node)[0])
-        assert match is not None, "the parser takes nothing else"
+        assert match is not None, "definitions start with a keyword and a name"
         if self._names[key] != node.name:
             yield *match.span(1), self._names[key]
-        if key in self._placed:
-            some = file.text[match.end() : match.end() + 1] != b")"
-            told = f"{self._p}ids, {self._p}programs" + (", " if some else "")
-            yield match.end(), match.end(), told
+        if key in self._needs_ids:
+            has_parameters = file.text[match.end() : match.end() + 1] != b")"
+            parameters = self._id_arguments + (", " if has_parameters else "")
+            yield match.end(), match.end(), parameters
 
     def _signature_edits(
         self, file: PythonFile, node: ast.FunctionDef
     ) -> Iterator[tuple[int, int, str]]:
-        """Of a function's annotations those that are not of constants."""
-        arguments = [one for one in ast.walk(node.args) if isinstance(one, ast.arg)]
-        kept = kept_annotations(node)
-        for one in arguments:
-            if one.annotation is not None and one.annotation not in kept:
-                start = file.span(one)[0] + len(one.arg.encode())
-                yield start, file.span(one.annotation)[1], ""
+        """Yield edits that remove a function's annotations, except those of constants."""
+        arguments = [child for child in ast.walk(node.args) if isinstance(child, ast.arg)]
+        retained = constexpr_annotations(node)
+        for argument in arguments:
+            if argument.annotation is not None and argument.annotation not in retained:
+                start = file.span(argument)[0] + len(argument.arg.encode())
+                yield start, file.span(argument.annotation)[1], ""
         if node.returns is not None:
             start, stop = file.span(node.returns)
             yield file.text.rindex(b"->", 0, start), stop, ""
 
     def _alias_edits(self, file: PythonFile, alias: ast.alias) -> Iterator[tuple[int, int, str]]:
-        """Of an import within a statement that is carried over."""
+        """Yield the edit of an import inside a copied statement."""
         key = Target(file, bound_by(alias)).key
         if self._names.get(key, bound_by(alias)) != bound_by(alias):
             yield *file.span(alias), f"{alias.name} as {self._names[key]}"
 
     def parameters(self) -> list[list[Parameter]]:
-        """Of every kernel, named for the fused one."""
-        names = [one.node.name for one in self._kernels]
+        """Return every kernel's parameters with their names in the fused kernel."""
+        names = [kernel.node.name for kernel in self._kernels]
         parameters = []
         for number, kernel in enumerate(self._kernels, 1):
             prefix = kernel.node.name if names.count(kernel.node.name) == 1 else (
                 f"{kernel.node.name}_{number}"
             )  # fmt: skip
             parameters.append([
-                Parameter(one.arg, self._free(f"{prefix}_{one.arg}"), is_constexpr(one), default,
-                          _short_type(one))
-                for one, default in zip(kernel.arguments, kernel.defaults, strict=True)
+                Parameter(argument.arg, self._free(f"{prefix}_{argument.arg}"),
+                          is_constexpr(argument), default, _short_type(argument))
+                for argument, default in zip(kernel.arguments, kernel.defaults, strict=True)
             ])  # fmt: skip
         return parameters
 
     def fused(self, parameters: Sequence[Sequence[Parameter]]) -> str:
-        """The kernel that deals its programs out, with what it needs for that."""
-        p, tl = self._p, self._tl
-        listed, untouched, grids = [], [], []
-        for number, (kernel, some) in enumerate(zip(self._kernels, parameters, strict=True), 1):
-            notes = [
-                f": {tl}.constexpr" if one.constexpr else f': "{one.type}"' if one.type else ""
-                for one in some
+        """Return the fused kernel with its helper functions."""
+        p, tl = self._prefix, self._tl
+        groups, unspecialized, grids = [], [], []
+        for number, (kernel, own) in enumerate(zip(self._kernels, parameters, strict=True), 1):
+            annotations = [
+                f": {tl}.constexpr" if each.constexpr else f': "{each.type}"' if each.type else ""
+                for each in own
             ]
-            listed.append(", ".join(one.fused + n for one, n in zip(some, notes, strict=True)))
-            fused = {one.name: one.fused for one in some} | {
-                str(place): one.fused for place, one in enumerate(some)
+            annotated = zip(own, annotations, strict=True)
+            groups.append(", ".join(each.fused + text for each, text in annotated))
+            fused = {each.name: each.fused for each in own} | {
+                str(place): each.fused for place, each in enumerate(own)
             }
-            untouched += [fused[one] for one in kernel.kept if one in fused]
+            unspecialized += [fused[name] for name in kernel.not_specialized if name in fused]
             grids.append([self._free(f"grid_{number}_{axis}") for axis in "xyz"])
-        listed += [", ".join(grid) for grid in grids]
-        untouched += [name for grid in grids for name in grid]
+        groups += [", ".join(grid) for grid in grids]
+        unspecialized += [name for grid in grids for name in grid]
         lines = [f"{p}at_1 = {tl}.program_id(0)"]
         lines.append(f"{p}total_1 = " + " + ".join(" * ".join(grid) for grid in grids))
         indent = ""
-        for number, (kernel, some, grid) in enumerate(
+        for number, (kernel, own, grid) in enumerate(
             zip(self._kernels, parameters, grids, strict=True), 1
         ):
             last, n = number == len(self._kernels), number
-            call = functools.partial(self._call, kernel, some, grid)
+            call = functools.partial(self._call, kernel, own, grid)
             if last:
                 lines.append(indent + call(f"{p}at_{n}"))
                 break
@@ -620,8 +630,8 @@ class _Writer:
                 f"{indent}    {p}total_{n + 1} = {p}total_{n} - {p}count_{n}",
             ]
             indent += "    "
-        signature = ",\n    ".join([*filter(None, listed), f"{self.evenly}: {tl}.constexpr"])
-        names = ", ".join(f'"{name}"' for name in untouched)
+        signature = ",\n    ".join([*filter(None, groups), f"{self.evenly}: {tl}.constexpr"])
+        names = ", ".join(f'"{name}"' for name in unspecialized)
         body = "\n".join(f"    {line}" for line in lines)
         route = _ROUTE.format(p=p, tl=tl, triton=self._triton)
         return (
@@ -633,15 +643,14 @@ class _Writer:
         self, kernel: _Kernel, parameters: Sequence[Parameter], grid: Sequence[str], at: str
     ) -> str:
         x, y, _ = grid
-        place = f"{self._p}place({at}, {x}, {y}), ({', '.join(grid)})"
-        given = [place] if kernel.key in self._placed else []
-        return (
-            f"{self._names[kernel.key]}({', '.join([*given, *(one.fused for one in parameters)])})"
-        )
+        place = f"{self._prefix}place({at}, {x}, {y}), ({', '.join(grid)})"
+        arguments = [place] if kernel.key in self._needs_ids else []
+        arguments += [parameter.fused for parameter in parameters]
+        return f"{self._names[kernel.key]}({', '.join(arguments)})"
 
 
 def _short_type(argument: ast.arg) -> str:
-    """Of a parameter that is annotated with a type of Triton's; else empty."""
+    """Return the annotated Triton type of a parameter in short form; empty if it has none."""
     node = argument.annotation
     if isinstance(node, ast.Constant) and _SHORT_TYPE.fullmatch(str(node.value)):
         return str(node.value)
@@ -650,30 +659,30 @@ def _short_type(argument: ast.arg) -> str:
 
 
 def _is_bare_module(reference: Reference, target: Target) -> bool:
-    """Whether a module is passed about, so that it is not seen what is asked of it."""
+    """Whether a module is used as a value, so that its used members are unknown."""
     module = target.text.startswith("import ") if target.file is None else not target.name
     return module and not reference.attributes[target.used :]
 
 
 def _id_word(reference: Reference, target: Target) -> str:
-    """``program_id`` or ``num_programs`` of Triton, where a reference is that; else empty."""
+    """Return ``program_id`` or ``num_programs`` if a reference is that of Triton; else empty."""
     full = ".".join([target.dotted, *reference.attributes[target.used :]])
     word = full.rpartition(".")[2]
     return word if full.startswith("triton.language.") and word in _IDS else ""
 
 
-def _asked_in_assembly(statement: _Statement) -> bool:
+def _reads_ids_in_assembly(statement: _Statement) -> bool:
     for node in ast.walk(statement.node):
-        if isinstance(node, ast.Constant) and _PLACES.search(str(node.value)):
+        if isinstance(node, ast.Constant) and _ID_REGISTERS.search(str(node.value)):
             raise KernelSourceError(
-                "assembly that asks which program it is", where=statement.file.where(node.lineno),
-                remedy="tl.program_id asks so that it can be answered",
+                "assembly reads a program id", where=statement.file.where(node.lineno),
+                remedy="use tl.program_id",
             )  # fmt: skip
     return False
 
 
 def _import_line(text: str, bound: str, name: str) -> str:
-    """An import that binds `name` in place of `bound`."""
+    """Return an import that binds `name` instead of `bound`."""
     if name == bound:
         return text
     if " as " in text:

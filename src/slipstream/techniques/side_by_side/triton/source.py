@@ -1,7 +1,7 @@
-"""Python files with Triton kernels, read and never run: what names of theirs stand for.
+"""Name resolution in Python files with Triton kernels, which are read and never run.
 
-A name is followed through imports into files that stand beside the source, and into helpers of
-installed packages that Triton compiles; what is imported from anywhere else stays an import.
+Names are followed through imports into files in the source's folder, and into helpers of installed
+packages that Triton compiles. Other imports remain imports.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import read_bytes
 from slipstream.techniques.side_by_side.hfuse import KernelSourceError
 
-_LONGEST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-# Packages whose functions are used, not carried over.
+# Packages whose functions are imported, not copied.
 _NOT_FOLLOWED = frozenset({"triton", "torch", "numpy"}) | sys.stdlib_module_names
 
 
@@ -31,12 +31,12 @@ class PythonFile:
     """A parsed file.
 
     Attributes:
-        path: of it.
-        text: its bytes, which positions of its syntax tree count.
-        starts: where each line starts in `text`.
-        bound: per name of the outermost level, the statements that bind or change it.
+        path: path of the file.
+        text: its bytes, to which positions in the syntax tree refer.
+        starts: offset of each line in `text`.
+        bound: statements that bind or change each top-level name.
         starred: lines with ``from module import *``.
-        changed: names that a function says ``global`` of, with its line.
+        changed: names that a function declares ``global``, with the line.
     """
 
     path: Path
@@ -51,17 +51,17 @@ class PythonFile:
         return f"{self.path.name}:{line}"
 
     def span(self, node: ast.expr | ast.stmt | ast.arg | ast.alias) -> tuple[int, int]:
-        """Where a node begins and ends in `text`."""
+        """Return the start and end of a node in `text`."""
         begin = self.starts[node.lineno - 1] + node.col_offset
         return begin, self.starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
 
     def segment(self, node: ast.expr | ast.stmt | ast.arg) -> str:
-        """The text of a node."""
+        """Return the text of a node."""
         begin, end = self.span(node)
         return self.text[begin:end].decode()
 
     def imported(self, name: str) -> str:
-        """What an import anywhere within the name's statements names, dotted; empty if none."""
+        """Return the qualified name that an import binds to `name`; empty if none does."""
         for statement in self.bound.get(name, ()):
             for node in ast.walk(statement):
                 for alias in getattr(node, "names", ()) if _is_import(node) else ():
@@ -77,12 +77,12 @@ def _is_import(node: ast.AST) -> bool:
 
 
 def bound_by(alias: ast.alias) -> str:
-    """The name that a part of an import binds."""
+    """Return the name that an import alias binds."""
     return alias.asname or alias.name.partition(".")[0]
 
 
 def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all within it but what functions do."""
+    """Yield a node and its descendants, except the contents of functions."""
     yield node
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         for child in ast.iter_child_nodes(node):
@@ -90,7 +90,7 @@ def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _names_of(statement: ast.AST) -> Iterator[str]:
-    """Names of the outermost level that a statement binds, or whose content it changes."""
+    """Yield the top-level names that a statement binds or modifies."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
     elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -112,13 +112,13 @@ def _names_of(statement: ast.AST) -> Iterator[str]:
 
 
 def read_file(path: Path) -> PythonFile:
-    """A file, parsed.
+    """Read and parse a file.
 
     Raises:
-        KernelSourceError: no such file, or it is no Python.
+        KernelSourceError: the file cannot be read, or is not valid Python.
     """
     try:
-        text = read_bytes(path, most=_LONGEST_BYTES)
+        text = read_bytes(path, most=_MAX_BYTES)
     except SlipstreamError as error:
         raise KernelSourceError(f"'{path}' cannot be read: {error.what}") from None
     try:
@@ -126,9 +126,9 @@ def read_file(path: Path) -> PythonFile:
         tree = ast.parse(text)
     except SyntaxError as error:
         where = f"{path.name}:{error.lineno or 1}"
-        raise KernelSourceError(f"'{path}' is no Python: {error.msg}", where=where) from None
+        raise KernelSourceError(f"'{path}' is not valid Python: {error.msg}", where=where) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise KernelSourceError(f"'{path}' is no Python: {error}", where=path.name) from None
+        raise KernelSourceError(f"'{path}' is not valid Python: {error}", where=path.name) from None
     bound: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
         for name in dict.fromkeys(_names_of(statement)):
@@ -137,23 +137,28 @@ def read_file(path: Path) -> PythonFile:
     nodes = list(ast.walk(tree))
     starred = tuple(
         node.lineno for node in nodes
-        if isinstance(node, ast.ImportFrom) and any(one.name == "*" for one in node.names)
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
     )  # fmt: skip
     changed = {
         name: node.lineno for node in nodes if isinstance(node, ast.Global) for name in node.names
     }
     return PythonFile(
-        path, text, starts, {name: tuple(some) for name, some in bound.items()}, starred, changed
+        path,
+        text,
+        starts,
+        {name: tuple(statements) for name, statements in bound.items()},
+        starred,
+        changed,
     )
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A name of the outermost level where it is used, with the attributes asked of it.
+    """A use of a top-level name, with the attributes accessed.
 
     Attributes:
-        nodes: the name, then each attribute of it; ``tl``, ``tl.extra``, ``tl.extra.cuda``.
-        call: what calls the last of them; None where it is a value.
+        nodes: the name, then each attribute: ``tl``, ``tl.extra``, ``tl.extra.cuda``.
+        call: the call of the last node; None if it is used as a value.
     """
 
     nodes: tuple[ast.Name | ast.Attribute, ...]
@@ -161,19 +166,19 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """The first of it."""
+        """The top-level name."""
         root = self.nodes[0]
-        assert isinstance(root, ast.Name), "references begin with a name"
+        assert isinstance(root, ast.Name), "references start with a name"
         return root.id
 
     @property
     def attributes(self) -> list[str]:
-        """Those that follow."""
+        """The attributes accessed."""
         return [node.attr for node in self.nodes[1:] if isinstance(node, ast.Attribute)]
 
 
 class _References(ast.NodeVisitor):
-    """Collects references; names that a function binds itself are none."""
+    """Collector of references to names that are not local to a function."""
 
     def __init__(self) -> None:
         self.references: list[Reference] = []
@@ -187,34 +192,34 @@ class _References(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         outside = [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
-        # Those of a function within another or a class stay, whatever they are.
-        inner = [one.annotation for one in ast.walk(node.args) if isinstance(one, ast.arg)]
-        annotations = [*inner, node.returns] if self._locals else kept_annotations(node)
-        for each in (*outside, *filter(None, annotations)):
-            self.visit(each)
+        # All annotations of nested functions and methods are copied.
+        inner = [child.annotation for child in ast.walk(node.args) if isinstance(child, ast.arg)]
+        annotations = [*inner, node.returns] if self._locals else constexpr_annotations(node)
+        for child in (*outside, *filter(None, annotations)):
+            self.visit(child)
         self._scope(_arguments(node.args) | _stored(node.body), node.body)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        for each in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-            self.visit(each)
+        for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+            self.visit(default)
         self._scope(_arguments(node.args), [node.body])
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        for each in (*node.decorator_list, *node.bases, *node.keywords):
-            self.visit(each)
+        for child in (*node.decorator_list, *node.bases, *node.keywords):
+            self.visit(child)
         self._scope(frozenset(), node.body)
 
     def generic_visit(self, node: ast.AST) -> None:
         if isinstance(node, _COMPREHENSIONS):
-            names = _stored([one.target for one in node.generators])
+            names = _stored([generator.target for generator in node.generators])
             self._scope(names, list(ast.iter_child_nodes(node)))
         else:
             super().generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         self._refer(node.func, node)
-        for each in (*node.args, *node.keywords):
-            self.visit(each)
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self._refer(node, None)
@@ -239,9 +244,9 @@ def _arguments(arguments: ast.arguments) -> frozenset[str]:
 
 
 def _stored(nodes: Sequence[ast.AST]) -> frozenset[str]:
-    """Names that are bound within."""
+    """Return the names that `nodes` bind."""
     names: set[str] = set()
-    for node in (node for each in nodes for node in ast.walk(each)):
+    for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         elif isinstance(node, ast.alias):
@@ -251,19 +256,19 @@ def _stored(nodes: Sequence[ast.AST]) -> frozenset[str]:
     return frozenset(names)
 
 
-def kept_annotations(function: ast.FunctionDef) -> list[ast.expr]:
-    """Annotations that mean something to Triton within a helper: those of constants."""
-    given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    return [one.annotation for one in given if one.annotation and is_constexpr(one)]
+def constexpr_annotations(function: ast.FunctionDef) -> list[ast.expr]:
+    """Return the annotations of constants, the only ones that Triton reads in a helper."""
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return [each.annotation for each in arguments if each.annotation and is_constexpr(each)]
 
 
 def is_constexpr(argument: ast.arg) -> bool:
-    """Whether a parameter is a constant of the compiled kernel."""
+    """Whether a parameter is a compile-time constant."""
     return argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
 
 
 def references(statement: ast.stmt) -> list[Reference]:
-    """All that a statement of the outermost level uses of it, its own names included."""
+    """Return the references of a top-level statement, including those to itself."""
     visitor = _References()
     visitor.visit(statement)
     return visitor.references
@@ -271,14 +276,14 @@ def references(statement: ast.stmt) -> list[Reference]:
 
 @dataclass(frozen=True)
 class Target:
-    """What a reference stands for.
+    """The definition or import that a reference resolves to.
 
     Attributes:
-        file: that binds it; None where it is imported from elsewhere.
-        name: in that file, empty for the file as a module; or what the import binds.
-        dotted: for what is imported, as ``triton.language``.
-        used: how many of the reference's attributes led there.
-        text: the import, on a line of its own.
+        file: file that defines it; None if it remains an import.
+        name: its name in that file, empty for the module itself; or the name that the import binds.
+        dotted: qualified name of an import, such as ``triton.language``.
+        used: number of the reference's attributes that led to it.
+        text: text of the import statement.
     """
 
     file: PythonFile | None
@@ -289,7 +294,7 @@ class Target:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Of what is the same wherever it is referred to."""
+        """Identity of the target, equal for all references to it."""
         return (self.file.path.resolve().as_posix() if self.file else self.text, self.name)
 
 
@@ -301,7 +306,7 @@ class _Module:
 
     @classmethod
     def find(cls, dotted: str, folders: Sequence[str]) -> _Module | None:
-        """A module below `folders`, without importing its packages."""
+        """Find a module in `folders` without importing its packages."""
         origin, full = None, ""
         for part in dotted.split("."):
             full = f"{full}.{part}".lstrip(".")
@@ -314,14 +319,14 @@ class _Module:
 
 
 class Project:
-    """Files of kernels and those they import from, each read once."""
+    """Cache of the files of kernels and of those they import."""
 
     def __init__(self) -> None:
         self._files: dict[Path, PythonFile] = {}
 
     @property
     def words(self) -> frozenset[str]:
-        """All identifiers in all files."""
+        """All words in all files."""
         return frozenset(
             word.decode()
             for file in self._files.values()
@@ -330,11 +335,11 @@ class Project:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Of all files."""
+        """Paths of all files."""
         return tuple(self._files)
 
     def file(self, path: Path) -> PythonFile:
-        """A file."""
+        """Return a parsed file."""
         key = path.resolve()
         if key not in self._files:
             self._files[key] = read_file(path)
@@ -343,10 +348,10 @@ class Project:
     def target(
         self, file: PythonFile, name: str, attributes: Sequence[str], line: int
     ) -> Target | None:
-        """What a name of `file`'s outermost level stands for; None for one of Python's own.
+        """Resolve a top-level name of `file`; return None for a builtin.
 
         Raises:
-            KernelSourceError: it is bound twice, changed by a function, or nowhere to be seen.
+            KernelSourceError: the name is bound twice, changed by a function, or undefined.
         """
         statements = file.bound.get(name)
         if statements is None:
@@ -354,12 +359,12 @@ class Project:
             return None
         if len(statements) > 1 and not all(map(_is_import, statements)):
             raise KernelSourceError(
-                f"'{name}' is bound or changed more than once: which is meant is not known",
-                where=file.where(statements[1].lineno), remedy="give it a name of its own",
+                f"'{name}' is bound or changed more than once, so its value is ambiguous",
+                where=file.where(statements[1].lineno), remedy="use a separate name",
             )  # fmt: skip
         if name in file.changed:
             raise KernelSourceError(
-                f"a function changes '{name}', which a copy would not see",
+                f"a function changes '{name}', which a copy would not reflect",
                 where=file.where(file.changed[name]), remedy="pass it as an argument",
             )  # fmt: skip
         statement = statements[-1]
@@ -372,21 +377,21 @@ class Project:
             return
         what, where = f"'{name}' is not defined in {file.path.name}", line
         if file.starred:
-            what, where = f"'{name}' may come from this 'import *'", file.starred[0]
+            what, where = f"'{name}' may be imported by this 'import *'", file.starred[0]
         raise KernelSourceError(what, where=file.where(where), remedy="import it by name")
 
     def _follow(
         self, file: PythonFile, statement: ast.Import | ast.ImportFrom, name: str,
         attributes: Sequence[str],
     ) -> Target:  # fmt: skip
-        alias = next(one for one in statement.names if bound_by(one) == name)
+        alias = next(alias for alias in statement.names if bound_by(alias) == name)
         text = f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
         if isinstance(statement, ast.ImportFrom):
             dotted, names, used, level = statement.module or "", [alias.name], -1, statement.level
-            outside = Target(None, name, f"{dotted}.{alias.name}", 0, f"from {dotted} {text}")
+            imported = Target(None, name, f"{dotted}.{alias.name}", 0, f"from {dotted} {text}")
         else:
             dotted, names, used, level = alias.name if alias.asname else name, [], 0, 0
-            outside = Target(None, name, dotted, 0, text)
+            imported = Target(None, name, dotted, 0, text)
         names += attributes
         if level:
             folder = file.path.resolve().parents[level - 1]
@@ -395,24 +400,24 @@ class Project:
             target = self._walk(module, names, used) if module else None
             if target is None:
                 raise KernelSourceError(
-                    "what is imported here is not found", where=file.where(statement.lineno)
+                    "the imported module or name is not found", where=file.where(statement.lineno)
                 )
             return target
         if dotted.partition(".")[0] in _NOT_FOLLOWED:
-            return outside
-        beside = _Module.find(dotted, [str(file.path.resolve().parent)])
-        target = self._walk(beside, names, used) if beside else None
+            return imported
+        local = _Module.find(dotted, [str(file.path.resolve().parent)])
+        target = self._walk(local, names, used) if local else None
         if target is not None:
             return target
         installed = _Module.find(dotted, sys.path)
         try:
             target = self._walk(installed, names, used) if installed else None
-        except KernelSourceError:  # Of a package's constants, nothing is to be known.
+        except KernelSourceError:  # Names in packages may be ambiguous; keep the import.
             target = None
-        return target if target is not None and _is_compiled(target) else outside
+        return target if target is not None and _is_compiled(target) else imported
 
     def _walk(self, module: _Module, names: Sequence[str], used: int) -> Target | None:
-        """Where `names` lead from a module; None where that cannot be seen."""
+        """Resolve attributes `names` of a module; None if that fails."""
         file = self.file(module.path) if module.path and module.path.is_file() else None
         if not names:
             return Target(file, "", module.dotted, used) if file else None
@@ -420,13 +425,13 @@ class Project:
         if file is not None and head in file.bound:
             target = self.target(file, head, rest, 1)
             return target and replace(target, used=used + 1 + target.used)
-        below = _Module.find(head, module.folders)
-        return self._walk(below, rest, used + 1) if below else None
+        submodule = _Module.find(head, module.folders)
+        return self._walk(submodule, rest, used + 1) if submodule else None
 
 
 def _is_compiled(target: Target) -> bool:
     """Whether a target is a function that Triton compiles."""
     statement = target.file.bound[target.name][-1] if target.file and target.name else None
     return isinstance(statement, ast.FunctionDef) and any(
-        "jit" in ast.unparse(one) for one in statement.decorator_list
+        "jit" in ast.unparse(decorator) for decorator in statement.decorator_list
     )
