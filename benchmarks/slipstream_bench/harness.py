@@ -1,4 +1,4 @@
-"""How benches measure times and ratios: with the paired runner of `slipstream.measure`.
+"""Times and ratios of benches, measured by the paired runner of `slipstream.measure`.
 
     with one_thread():
         runs = paired({"torch": theirs, "ours": ours}, blocks=30)

@@ -89,7 +89,7 @@ def test_only_a_commit_on_main_with_nothing_changed_is_recordable(clone: Path) -
     assert records.why_not_recordable() == ""
     graph = clone / "src/slipstream/graph/__init__.py"
     graph.write_text("changed = True\n")
-    assert "not committed" in records.why_not_recordable()
+    assert "uncommitted" in records.why_not_recordable()
     git("switch", "-qc", "other")
     git("commit", "-qam", "aside")
     assert "not on main" in records.why_not_recordable()
@@ -101,7 +101,7 @@ def test_outside_a_clone_nothing_is_recordable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "no clone" in records.why_not_recordable()
+    assert "not a clone" in records.why_not_recordable()
 
 
 def test_commits_that_are_not_in_the_history_are_found(clone: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_processor_is_named_with_its_cores() -> None:
 def test_every_recorded_row_names_a_commit_in_the_history() -> None:
     root = Path(__file__).parents[2]
     if (root / ".git" / "shallow").exists():
-        pytest.skip("a shallow clone does not hold the history")
+        pytest.skip("a shallow clone has no history")
     rows = [
         bar for path in (root / "benchmarks/results").glob("*.jsonl") for bar in records.read(path)
     ]

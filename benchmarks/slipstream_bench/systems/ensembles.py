@@ -297,7 +297,7 @@ def _equal_budget_rows(
             peers = made("peers", members, budget, seed, (budget - 1) / (members - 1))
             counts = {1, 2} if budget < 2 else {round(budget)}
             others = [made("independent", count, budget, seed) for count in sorted(counts)]
-            losses.append((budget, peers.nll, min(one.nll for one in others)))
+            losses.append((budget, peers.nll, min(quality.nll for quality in others)))
             if budget < 2:
                 gains.append(
                     100 * (peers.accuracy - made("snapshot", members, budget, seed).accuracy)

@@ -1,8 +1,8 @@
-"""``slipstream bench quadratic``: what quadratic layers keep, how long they take, what they learn.
+"""``slipstream bench quadratic``: memory, time and accuracy of quadratic layers.
 
-Times are CPU time of one thread. Accuracies of one layer are of scikit-learn's digits and of
-Fashion-MNIST (20,000 images to train with, 10,000 to judge by), over seeds; the builder's are of
-fewer images of half the width and height.
+Times are CPU time of one thread. Accuracies of one layer are on scikit-learn's digits and on
+Fashion-MNIST (20,000 images to train with, 10,000 to test), over seeds; the builder's are on fewer
+images of half the width and height.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slipstream_bench.systems.adasum.study import Samples, Study
 from slipstream_bench.systems.adasum.tasks import MISSING, fashion
 
 _SHAPES = ((64, 64, 16, 32), (16, 32, 16, 32), (128, 128, 4, 16), (32, 32, 32, 8))
-"""Channels in and out, images, height and width."""
+"""Input and output channels, images, height and width."""
 _EPOCHS = 60
 _HELD = "the worst seed, on samples it was not trained with"
 _PREDICTED = (
@@ -43,7 +43,7 @@ _PREDICTED = (
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick takes three minutes: two seeds."""
+    """Yield the rows. Quick takes three minutes: two seeds."""
     keep_pages()
     blocks = 15 if options.full else 7
     with one_thread():
@@ -73,15 +73,18 @@ def _memory_rows(options: BenchOptions) -> Iterator[Bar]:
     for bar, (ours, theirs, target) in cases.items():
         if options.wants(bar):
             options.progress(bar)
-            kept = [
-                saved_bytes(functools.partial(one, x), one.parameters()) for one in (ours, theirs)
+            saved = [
+                saved_bytes(functools.partial(layer, x), layer.parameters())
+                for layer in (ours, theirs)
             ]
-            detail = f"{kept[0] / 1e6:.2f} MB, first order {kept[1] / 1e6:.2f} MB; 64 to 64, 3 x 3"
-            yield at_most(bar, kept[0] / kept[1], target, "x", n=1, detail=detail)
+            detail = (
+                f"{saved[0] / 1e6:.2f} MB, first order {saved[1] / 1e6:.2f} MB; 64 to 64, 3 x 3"
+            )
+            yield at_most(bar, saved[0] / saved[1], target, "x", n=1, detail=detail)
     bar = "saved bytes of 7 convolutions, hybrid over naive"
     if options.wants(bar):
         options.progress(bar)
-        kept = []
+        saved = []
         for memory in ("hybrid", "naive"):
             widths = (1, 16, 16, 32, 32, 32, 64, 64)
             layers = [
@@ -90,9 +93,9 @@ def _memory_rows(options: BenchOptions) -> Iterator[Bar]:
             ]
             model = nn.Sequential(*layers)
             images = torch.randn(16, 1, 28, 28)
-            kept.append(saved_bytes(functools.partial(model, images), model.parameters()))
-        detail = f"{kept[0] / 1e6:.1f} of {kept[1] / 1e6:.1f} MB, with branch norm"
-        yield at_most(bar, kept[0] / kept[1], 0.5, "x", n=1, detail=detail)
+            saved.append(saved_bytes(functools.partial(model, images), model.parameters()))
+        detail = f"{saved[0] / 1e6:.1f} of {saved[1] / 1e6:.1f} MB, with branch norm"
+        yield at_most(bar, saved[0] / saved[1], 0.5, "x", n=1, detail=detail)
 
 
 def _conversion_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -113,7 +116,7 @@ def _conversion_rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _learning_row(options: BenchOptions) -> Iterator[Bar]:
-    """A converted network beside the original, from the same weights and on the same batches."""
+    """Compare a converted network with the original, from the same weights on the same batches."""
     bar = "conversion: loss behind step 100 over the original's"
     if not options.wants(bar):
         return
@@ -129,15 +132,15 @@ def _learning_row(options: BenchOptions) -> Iterator[Bar]:
         for model in (converted, first):
             torch.manual_seed(seed)
             optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-            taken = []
+            step_losses = []
             for _ in range(200):
                 rows = torch.randint(len(task.train.x), (64,))
                 optimizer.zero_grad()
                 loss = cross_entropy(model(task.train.x[rows]), task.train.y[rows])
                 loss.backward()
                 optimizer.step()
-                taken.append(loss.item())
-            losses.append(float(np.mean(taken[100:])))
+                step_losses.append(loss.item())
+            losses.append(float(np.mean(step_losses[100:])))
         ratios.append(losses[0] / losses[1])
     detail = f"digits, two layers, means of steps 100 to 200; each seed {np.round(ratios, 3)}"
     yield at_most(bar, max(ratios), 1.0, "x", n=len(ratios), detail=detail)
@@ -164,15 +167,15 @@ def _time_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
 
 
 class _Separate(nn.Module):
-    """The same neuron as anybody would write it: three convolutions, a product, a sum."""
+    """The same neuron in its usual form: three convolutions, a product, a sum."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.a, self.b, self.c = (nn.Conv2d(inputs, outputs, 3, padding=1) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.a(x) * self.b(x) + self.c(x)
-        return made
+        output: torch.Tensor = self.a(x) * self.b(x) + self.c(x)
+        return output
 
 
 def _step(layer: nn.Module, x: torch.Tensor, *, checkpointed: bool = False) -> Callable[[], object]:
@@ -188,13 +191,13 @@ def _step(layer: nn.Module, x: torch.Tensor, *, checkpointed: bool = False) -> C
 
 @dataclass(frozen=True)
 class _Task:
-    """Pictures for one layer to tell apart.
+    """Images that one layer classifies.
 
     Attributes:
         train, held: features and labels, [samples, features] and [samples].
         hidden: units of a ReLU perceptron with as many parameters as a layer of `ours`.
-        gain: points that `ours` is to be better than that.
-        rate, rows: the learning rate, and the samples of a step.
+        gain: required advantage of `ours` over that, in points.
+        rate, rows: learning rate, and samples per step.
     """
 
     train: Samples
@@ -206,7 +209,7 @@ class _Task:
     rows: int = 64
 
     def in_few_steps(self, rate: float) -> _Task:
-        """Half as many steps, and a lower rate: a perceptron is not at its end yet."""
+        """Return the task with half as many steps and a lower rate, too few for a perceptron."""
         return replace(self, rate=rate, rows=128)
 
     def sizes(self) -> str:
@@ -238,13 +241,14 @@ def _clothes(seed: int) -> _Task | None:
 
 
 def _dim_clothes(seed: int) -> _Task | None:
-    """Pixels between -0.3 and 0.7, as the digits are, and few steps."""
+    """Return pixels between -0.3 and 0.7, as the digits have, and few steps."""
     task = _clothes(seed)
     if task is None:
         return None
     low, high = task.train.x.min(), task.train.x.max()
     train, held = (
-        Samples((one.x - low) / (high - low) - 0.3, one.y) for one in (task.train, task.held)
+        Samples((samples.x - low) / (high - low) - 0.3, samples.y)
+        for samples in (task.train, task.held)
     )
     return replace(task, train=train, held=held).in_few_steps(0.05)
 
@@ -256,17 +260,17 @@ def _accuracy_rows(options: BenchOptions) -> Iterator[Bar]:
     ):  # fmt: skip
         others = {"an equal ReLU MLP": "mlp", "t4": "t4", "t3": "t3", "t2": "t2"}
         names = {f"{title}: ours over {text}": name for text, name in others.items()}
-        wanted = {bar: name for bar, name in names.items() if options.wants(bar)}
-        if not wanted:
+        selected = {bar: name for bar, name in names.items() if options.wants(bar)}
+        if not selected:
             continue
         tasks = [make(seed) for seed in range(5 if options.full else 2)]
         percents: dict[str, list[float]] = {}
-        for name in ("ours", *wanted.values()):
+        for name in ("ours", *selected.values()):
             options.progress(f"{title}: {name}")
             percents[name] = [
                 _accuracy(name, task, seed) for seed, task in enumerate(tasks) if task is not None
             ]
-        for bar, other in wanted.items():
+        for bar, other in selected.items():
             task = tasks[0]
             if task is None:
                 yield not_judged(bar, "points", ">= 0", MISSING)
@@ -295,7 +299,7 @@ def _accuracy(name: str, task: _Task, seed: int) -> float:
 def _train(
     model: nn.Module, samples: Samples, epochs: int, rate: float = 0.1, batch: int = 64
 ) -> None:
-    """The paper's recipe: SGD with momentum, cosine, gradients clipped at 0.5."""
+    """Train by the paper's recipe: SGD with momentum, cosine, gradients clipped at 0.5."""
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
@@ -313,7 +317,7 @@ def _percent(model: nn.Module, samples: Samples) -> float:
 
 
 def _expressive_rows(options: BenchOptions) -> Iterator[Bar]:
-    """One layer, no activation, on what no linear layer can do; the worst seed is told."""
+    """Test one layer, without activation, on tasks beyond linear layers; report the worst seed."""
     seeds = range(5 if options.full else 2)
     bar = "circles told apart by one layer"
     if options.wants(bar):
@@ -352,7 +356,7 @@ def _regression(seed: int) -> float:
 
 
 def _fitted(samples: Samples, outputs: int, seed: int) -> nn.Module:
-    """One layer; of one output to numbers, of several to labels."""
+    """Fit one layer; with one output to numbers, with several to labels."""
     torch.manual_seed(seed)
     model = Linear(samples.x.shape[1], outputs)
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
@@ -377,9 +381,9 @@ def _inference_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
         separate, layer = _Separate(inputs, outputs), Conv2d(inputs, outputs, 3, padding=1)
         with torch.no_grad():
             convolutions = separate.a, separate.b, separate.c
-            layer.weight.copy_(torch.cat([one.weight for one in convolutions]))
-            for one in convolutions[:2]:
-                one.bias.zero_()  # type: ignore[union-attr]
+            layer.weight.copy_(torch.cat([convolution.weight for convolution in convolutions]))
+            for convolution in convolutions[:2]:
+                convolution.bias.zero_()  # type: ignore[union-attr]
             layer.bias.copy_(separate.c.bias)  # type: ignore[union-attr, arg-type]
             models = {
                 "three": separate, "fused": Fused(layer),
@@ -411,7 +415,7 @@ def _stability_rows(options: BenchOptions) -> Iterator[Bar]:
         for depth, seed in cases:
             options.progress(f"{bar}: {depth} layers")
             ends.append(_deep(depth, seed, branch_norm=branch_norm, epochs=epochs))
-        broken = [one for one in ends if not one[0]]
+        broken = [end for end in ends if not end[0]]
         detail = (
             f"digits, {22 * epochs} steps at 0.1, gradients clipped at 0.5; {len(ends)} trainings"
         )
@@ -421,12 +425,14 @@ def _stability_rows(options: BenchOptions) -> Iterator[Bar]:
                 detail=detail,
             )  # fmt: skip
         else:
-            told = sum(one[1] for one in broken)
-            yield at_least(bar, told, len(broken), f"of {len(broken)}", n=len(ends), detail=detail)
+            warned = sum(end[1] for end in broken)
+            yield at_least(
+                bar, warned, len(broken), f"of {len(broken)}", n=len(ends), detail=detail
+            )
 
 
 def _deep(depth: int, seed: int, *, branch_norm: bool, epochs: int) -> tuple[bool, bool]:
-    """Whether a stack of quadratic convolutions ends finite, and whether a warning was given."""
+    """Return whether a stack of quadratic convolutions stays finite, and whether it warned."""
     task = _digits(seed)
     torch.manual_seed(seed)
     layers = [
@@ -438,21 +444,21 @@ def _deep(depth: int, seed: int, *, branch_norm: bool, epochs: int) -> tuple[boo
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SlipstreamWarning)
         _train(model, task.train, epochs)
-    finite = all(bool(torch.isfinite(one).all()) for one in model.parameters())
-    return finite, any(issubclass(one.category, SlipstreamWarning) for one in caught)
+    finite = all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+    return finite, any(issubclass(warning.category, SlipstreamWarning) for warning in caught)
 
 
 @dataclass(frozen=True)
 class _Building:
-    """One seed's networks: six first-order convolutions, six quadratic ones, and what was built.
+    """Networks of one seed: six first-order convolutions, six quadratic ones, and the built one.
 
     Attributes:
-        result: of the builder.
-        budget: that it was given.
-        search: its CPU time, the new training among it, over training the quadratic network.
-        time: of training what was built, over training the first-order network.
-        parameters: of what was built, over the first-order network's.
-        percents: right on held images: first order, built.
+        result: result of the builder.
+        budget: budget of the builder.
+        search: its CPU time, including the final training, over training the quadratic network.
+        time: time to train the built network over training the first-order network.
+        parameters: parameters of the built network over the first-order network's.
+        percents: accuracy on held-out images: first order, built.
     """
 
     result: Shortened
@@ -479,29 +485,30 @@ def _builder_rows(options: BenchOptions) -> Iterator[Bar]:
         built.append(_build(study, images, epochs, seed))
     n, detail = len(built), f"Fashion-MNIST, {images} images of 14 x 14, {epochs} epochs; "
     fates = "; ".join(
-        f"{len(one.result.removed)} of 6 removed, {len(one.result.narrowed)} narrowed"
-        for one in built
+        f"{len(network.result.removed)} of 6 removed, {len(network.result.narrowed)} narrowed"
+        for network in built
     )
-    far = [100 * abs(1 - one.result.share / one.budget) for one in built]
+    far = [100 * abs(1 - network.result.share / network.budget) for network in built]
     if options.wants(near):
         yield at_most(near, max(far), 5.0, "%", n=n, detail=detail + fates)
     if options.wants(time):
-        ratios = [one.search for one in built]
-        told = f"CPU time, the training of what is left among it; each seed {np.round(ratios, 2)}"
-        yield at_most(time, float(np.median(ratios)), 1.2, "x", n=n, detail=detail + told)
+        ratios = [network.search for network in built]
+        note = f"CPU time, including the final training; each seed {np.round(ratios, 2)}"
+        yield at_most(time, float(np.median(ratios)), 1.2, "x", n=n, detail=detail + note)
     if options.wants(better):
-        gains = [one.percents[1] - one.percents[0] for one in built]
-        told = (
-            f"{np.mean([one.percents for one in built], axis=0).round(2)} %, six quadratic layers "
-            f"{np.mean([one.result.before for one in built]):.2f} on what was chosen by; each seed "
-            f"{np.round(gains, 2)}; training takes {np.median([one.time for one in built]):.2f}x, "
-            f"parameters {np.median([one.parameters for one in built]):.2f}x; {fates}"
+        gains = [network.percents[1] - network.percents[0] for network in built]
+        note = (
+            f"{np.mean([network.percents for network in built], axis=0).round(2)} %, six quadratic "
+            f"layers {np.mean([network.result.before for network in built]):.2f} on the samples to "
+            f"choose by; each seed {np.round(gains, 2)}; training takes "
+            f"{np.median([network.time for network in built]):.2f}x, parameters "
+            f"{np.median([network.parameters for network in built]):.2f}x; {fates}"
         )
-        yield at_least(better, float(np.mean(gains)), -0.3, "points", n=n, detail=detail + told)
+        yield at_least(better, float(np.mean(gains)), -0.3, "points", n=n, detail=detail + note)
 
 
 def _networks(seed: int) -> tuple[nn.Module, nn.Module, float]:
-    """A first-order network, a quadratic one of its widths, and 0.85 of the former's size."""
+    """Return a first-order network, a quadratic one, and 0.85 of the former's relative size."""
     torch.manual_seed(seed)
     widths = (1, 16, 16, 32, 32, 32, 32)
     layers: list[nn.Module] = []
@@ -510,23 +517,27 @@ def _networks(seed: int) -> tuple[nn.Module, nn.Module, float]:
         layers += [nn.MaxPool2d(2)] * (at in (1, 3))
     first = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
     quadratic = copy.deepcopy(first)
-    # From random branches six such layers learn nothing in so few steps.
+    # From random branches six such layers learn nothing in this many steps.
     convert(quadratic, except_=str(len(first) - 1))
-    sizes = [sum(p.numel() for p in one.parameters()) for one in (first, quadratic)]
+    sizes = [sum(p.numel() for p in network.parameters()) for network in (first, quadratic)]
     return first, quadratic, 0.85 * sizes[0] / sizes[1]
 
 
 def _build(study: Study, images: int, epochs: int, seed: int) -> _Building:
     first, quadratic, budget = _networks(seed)
     train, chosen, held = (
-        Samples(avg_pool2d(one.x[:count].view(-1, 1, 28, 28), 2), one.y[:count])
-        for one, count in ((study.train, images), (study.choice, images // 4), (study.held, 4000))
+        Samples(avg_pool2d(samples.x[:count].view(-1, 1, 28, 28), 2), samples.y[:count])
+        for samples, count in (
+            (study.train, images),
+            (study.choice, images // 4),
+            (study.held, 4000),
+        )
     )
-    took: dict[str, float] = {}
+    cpu_ns: dict[str, float] = {}
     results: list[Shortened] = []
 
     def learn(model: nn.Module, name: str = "built") -> None:
-        took[name] = timed(lambda: _train(model.train(), train, epochs))["cpu"]
+        cpu_ns[name] = timed(lambda: _train(model.train(), train, epochs))["cpu"]
 
     def search() -> None:
         results.append(shorten(
@@ -538,9 +549,9 @@ def _build(study: Study, images: int, epochs: int, seed: int) -> _Building:
     whole = timed(search)["cpu"]
     (result,) = results
     models = first.eval(), result.model.eval()
-    sizes = [sum(p.numel() for p in one.parameters()) for one in models]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
     return _Building(
-        result, budget, whole / took["quadratic"], took["built"] / took["first order"],
+        result, budget, whole / cpu_ns["quadratic"], cpu_ns["built"] / cpu_ns["first order"],
         sizes[1] / sizes[0], (_percent(models[0], held), _percent(models[1], held)),
     )  # fmt: skip
 
@@ -556,16 +567,16 @@ def _predicted_rows(options: BenchOptions) -> Iterator[Bar]:
             family, workload_of(family), ["quadratic:ours"], budget, options.progress, widest=0.15
         )
         for cell in cells:
-            yield from _told(cell, {step: 15.0, memory: 5.0}, options)
+            yield from _prediction_rows(cell, {step: 15.0, memory: 5.0}, options)
 
 
-def _told(cell: Cell, targets: dict[str, float], options: BenchOptions) -> Iterator[Bar]:
+def _prediction_rows(cell: Cell, targets: dict[str, float], options: BenchOptions) -> Iterator[Bar]:
     values: dict[str, Any] = dict(zip(targets, (cell.error, cell.memory_error), strict=True))
-    detail = f"{cell.predicted:.3f}x told, {cell.measured:.3f}x measured, of the step before"
+    detail = f"{cell.predicted:.3f}x predicted, {cell.measured:.3f}x measured, of the original step"
     for bar, target in targets.items():
         if not options.wants(bar):
             continue
         if cell.judged and np.isfinite(values[bar]):
             yield at_most(bar, 100 * abs(values[bar]), target, "%", n=1, detail=detail)
         else:
-            yield not_judged(bar, "%", f"<= {target:g}", cell.note or "nobody watched the memory")
+            yield not_judged(bar, "%", f"<= {target:g}", cell.note or "memory was not measured")

@@ -1,4 +1,4 @@
-"""``slipstream bench report``: how a report of 200 000 tasks behaves in a real browser."""
+"""``slipstream bench report``: performance of a report of 200 000 tasks in a real browser."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _ROWS = (
     (_REQUESTS, "requests", "<= 0"),
     (_ACCESSIBLE, "violations", "<= 0"),
 )
-# Each frame, the wheel turns about a moving place or the timeline is dragged; then the time to
-# the frame after is what a person sees.
+# In each frame the wheel turns at some position, or the timeline is dragged; then the time to the
+# next frame is what a user sees.
 MOVE = """
 const [frames, done] = [arguments[0], arguments[arguments.length - 1]];
 const canvas = document.querySelector('.lanes canvas');
@@ -58,13 +58,13 @@ requestAnimationFrame(next);
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """First paint, frames, size, requests and accessibility, in headless Chromium."""
-    wanted = [row for row in _ROWS if options.wants(row[0])]
+    """Yield first paint, frames, size, requests and accessibility, in headless Chromium."""
+    selected = [row for row in _ROWS if options.wants(row[0])]
     reason = missing()
     if reason is not None:
-        yield from (not_judged(*row, reason) for row in wanted)
+        yield from (not_judged(*row, reason) for row in selected)
         return
-    if not wanted:
+    if not selected:
         return
     options.progress("recording a step")
     recorded = profile(_MODEL, steps=5, threads=1)
@@ -73,7 +73,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         graph = repeated(recorded, -(-_TASKS // len(recorded)))
         large = write_report(graph, Path(folder) / "large.html", what_if=False)
         small = write_report(recorded, Path(folder) / "small.html", techniques=["accumulation:2"])
-        detail = f"a language model's step, {len(recorded)} tasks, over and over: {len(graph)}"
+        detail = f"a language model's step, {len(recorded)} tasks, repeated: {len(graph)}"
         if options.wants(_SIZE):
             yield at_most(_SIZE, large.stat().st_size / 1e6, 10, "MB", detail=detail)
         with browser() as page:
@@ -86,8 +86,8 @@ def _speed(options: BenchOptions, page: Browser, path: Path, detail: str) -> Ite
         loads = 15 if options.full else 5
         options.progress(_PAINT)
         seconds = sorted(_first_paint(page, path) for _ in range(loads))
-        said = f"median of {loads} loads, until the timeline stands; most {seconds[-1]:.2f} s"
-        yield at_most(_PAINT, median(seconds), 1.0, "s", n=loads, detail=f"{said}; {detail}")
+        note = f"median of {loads} loads, until the timeline is drawn; maximum {seconds[-1]:.2f} s"
+        yield at_most(_PAINT, median(seconds), 1.0, "s", n=loads, detail=f"{note}; {detail}")
     if options.wants(_FRAME):
         options.progress(_FRAME)
         page.open(path, view="timeline", size=(1920, 1080))
@@ -95,22 +95,24 @@ def _speed(options: BenchOptions, page: Browser, path: Path, detail: str) -> Ite
 
 
 def frames_row(bar: str, page: Browser, frames: int) -> Bar:
-    """How long frames take while an open timeline is moved."""
+    """Return a row of frame times while an open timeline is moved."""
     times = page.wait(MOVE, frames)
     middle, slow = np.percentile(times, [50, 95])
-    said = f"{frames} frames at 1920 x 1080; median {middle:.1f} ms, most {max(times):.0f} ms"
-    return at_most(bar, float(slow), 33, "ms", n=frames, detail=said)
+    note = f"{frames} frames at 1920 x 1080; median {middle:.1f} ms, maximum {max(times):.0f} ms"
+    return at_most(bar, float(slow), 33, "ms", n=frames, detail=note)
 
 
 def _manners(options: BenchOptions, page: Browser, paths: Sequence[Path]) -> Iterator[Bar]:
     if options.wants(_REQUESTS):
-        asked = []
+        requests = []
         for path in paths:
             page.open(path, view="timeline")
             for view in _VIEWS:
                 page.run(f"document.getElementById('tab-{view}').click()")
-            asked += page.requests()
-        yield at_most(_REQUESTS, len(asked), 0, "requests", detail=", ".join(asked[:3]) or "none")
+            requests += page.requests()
+        yield at_most(
+            _REQUESTS, len(requests), 0, "requests", detail=", ".join(requests[:3]) or "none"
+        )
     if options.wants(_ACCESSIBLE):
         axe = axe_core()
         if axe is None:
@@ -121,14 +123,14 @@ def _manners(options: BenchOptions, page: Browser, paths: Sequence[Path]) -> Ite
         for dark in (False, True):
             for view in _VIEWS:
                 page.open(paths[-1], view=view, dark=dark)
-                found += [f"{view}: {one}" for one in page.violations(axe)]
+                found += [f"{view}: {violation}" for violation in page.violations(axe)]
         yield at_most(
             _ACCESSIBLE, len(found), 0, "violations", n=2 * len(_VIEWS), detail="; ".join(found[:2])
         )
 
 
 def _first_paint(page: Browser, path: Path) -> float:
-    """Seconds from opening the file until the timeline is on the screen."""
+    """Return seconds from opening the file until the timeline is on the screen."""
     page.open(path, view="timeline", size=(1920, 1080))
     return 1e-3 * float(
         page.wait(
@@ -145,7 +147,7 @@ def _first_paint(page: Browser, path: Path) -> float:
 
 
 def repeated(graph: Graph, times: int, seed: int = 0) -> Graph:
-    """A step that does what `graph` does so many times over, no two of them of equal length."""
+    """Return a step that repeats `graph` `times` times, with varying durations."""
     n = len(graph)
     order = np.tile(np.arange(n), times)
     tasks = graph.tasks.take(order)
@@ -154,11 +156,12 @@ def repeated(graph: Graph, times: int, seed: int = 0) -> Graph:
     edges, memory = graph.edges, graph.memory
 
     def again(column: np.ndarray, size: int) -> np.ndarray:
-        """`column` of task numbers, for each repetition; -1 stays."""
+        """Repeat a column of task numbers for each repetition; -1 stays."""
         whole = np.tile(column.astype(np.int64), times)
         return np.where(whole < 0, -1, whole + np.repeat(np.arange(times) * n, size))
 
-    # What lives through the step lives once; what outlives it, until the step begins again.
+    # Lasting allocations exist once; those that outlive a repetition end when the step begins
+    # again.
     passing = memory.take(np.flatnonzero(memory.producer >= 0))
     lasting = memory.take(np.flatnonzero(memory.producer < 0))
     parts = [
@@ -183,7 +186,7 @@ def repeated(graph: Graph, times: int, seed: int = 0) -> Graph:
         operands=np.tile(graph.operands, times),
         memory=Allocations.of(*(np.concatenate(pair) for pair in zip(*parts, strict=True))),
     )  # fmt: skip
-    # Autograd counts on: a backward task belongs to the forward one of its own repetition.
+    # Autograd numbers continue: a backward task belongs to the forward task of its repetition.
     apart = int(graph.tasks.sequence.max(initial=-1)) + 1
     sequence = np.where(
         tasks.sequence < 0, -1, tasks.sequence + np.repeat(np.arange(times), n) * apart

@@ -1,7 +1,8 @@
-"""``slipstream bench scan``: recurrences backward, beside torch's and beside its scan.
+"""``slipstream bench scan``: backward passes of recurrences, compared with torch's.
 
-Times are CPU time of one thread. The process keeps its memory pages, so that no arm pays for new
-ones. The task of the training rows is the paper's: bit-streams whose share of ones tells a class.
+Times are CPU time of one thread. The process keeps its memory pages, so that no arm includes page
+faults. The training rows use the paper's task: bit-streams whose share of ones determines the
+class.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SHAPES = ((1, 8, 100), (4, 64, 50), (32, 128, 20), (64, 256, 10), (128, 512, 4)
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick takes two minutes: fewer blocks."""
+    """Yield the rows. Quick takes two minutes: fewer blocks."""
     if not scan_kernels.available():
         yield not_judged("backward", "x", ">= 100", why_no_library() or "no kernel runs here")
         return
@@ -74,9 +75,11 @@ def _gradient_rows(options: BenchOptions) -> Iterator[Bar]:
             sources = [x, *module.parameters()]
             expected = torch.autograd.grad(module(x)[0].sin().sum(), sources)
             for way in ("fused", "chunked", "tree"):
-                made = torch.autograd.grad(rnn(module, x, backward=way)[0].sin().sum(), sources)
-                for one, other in zip(made, expected, strict=True):
-                    worst = max(worst, float((one - other).norm() / other.norm()))
+                gradients = torch.autograd.grad(
+                    rnn(module, x, backward=way)[0].sin().sum(), sources
+                )
+                for gradient, reference in zip(gradients, expected, strict=True):
+                    worst = max(worst, float((gradient - reference).norm() / reference.norm()))
                     count += 1
     yield at_most(bar, worst, 1e-10, "", n=count, detail="RNN, GRU, LSTM of 2 layers; three ways")
 
@@ -114,7 +117,7 @@ def _stream(batch: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Trainer:
-    """One classifier of bit-streams, its optimizer and a batch; a call is a training step."""
+    """A classifier of bit-streams with its optimizer and a batch; a call is a training step."""
 
     def __init__(self, batch: int, way: str) -> None:
         torch.manual_seed(0)
@@ -167,16 +170,16 @@ def _train(module: nn.RNNBase, x: torch.Tensor, way: str) -> None:
 
 
 _GRID = tuple(itertools.product((1, 2, 8, 32, 128), (8, 20, 64, 128, 256), (8, 64, 512, 4096)))
-# A batched way takes this many times the arithmetic of the loop from this width on: it is not the
-# fastest of all on one thread, and takes minutes.
+# From this width on a batched method needs this many times the arithmetic of the loop: it is never
+# the fastest on one thread, and takes minutes.
 _WIDE, _MAX_MULTIPLICATIONS = 64, 1 << 32
 
 
 def _planner_rows(options: BenchOptions) -> Iterator[Bar]:
-    """Is what `auto` chooses the fastest, and does it take what was told?"""
+    """Check whether the method that `auto` chooses is fastest, and its time as predicted."""
     choice = "cells where the way chosen is within 1.15x of the best"
-    told = "cells where it takes what was told within 25 %"
-    if not (options.wants(choice, 400) or options.wants(told, 400)):
+    predicted = "cells where it takes what was told within 25 %"
+    if not (options.wants(choice, 400) or options.wants(predicted, 400)):
         return
     cells = [
         (batch, hidden, steps)
@@ -194,13 +197,13 @@ def _planner_rows(options: BenchOptions) -> Iterator[Bar]:
         least = dict.fromkeys(ways, float("inf"))
         for sample in range(6):
             for way in ways:
-                took = seconds(functools.partial(_train, module, x, way))
-                if sample:  # the first makes what is made once
-                    least[way] = min(least[way], took)
+                duration_s = seconds(functools.partial(_train, module, x, way))
+                if sample:  # the first one includes one-time work
+                    least[way] = min(least[way], duration_s)
         cell = f"{batch}, {hidden}, {steps}"
         over[cell] = least[chosen] / min(least.values())
         off[cell] = 100 * abs(plan.paces(shape, rnn)[chosen].seconds(steps) / least[chosen] - 1)
-    for bar, values, limit in ((choice, over, 1.15), (told, off, 25.0)):
+    for bar, values, limit in ((choice, over, 1.15), (predicted, off, 25.0)):
         if options.wants(bar, 400):
             beyond = {cell: value for cell, value in values.items() if value > limit}
             shown = "; ".join(f"{cell}: {value:.3g}" for cell, value in beyond.items())
@@ -221,9 +224,9 @@ def _primitive_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
             a, b = torch.randn(256, 2, hidden, hidden) / hidden, torch.randn(256, 2, hidden)
 
             def combine(
-                one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+                first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]
             ) -> tuple[torch.Tensor, torch.Tensor]:
-                (a, b), (later_a, later_b) = one, other
+                (a, b), (later_a, later_b) = first, second
                 return later_a @ a, (later_a @ b.unsqueeze(-1)).squeeze(-1) + later_b
 
             taken = paired(
@@ -283,7 +286,7 @@ def _batched_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
 
 
 def _saved(module: nn.RNN, x: torch.Tensor) -> tuple[Saved, torch.Tensor, torch.Tensor]:
-    """What a backward pass of `module` reads, the gradient of its last state, and a zero state."""
+    """Return inputs of a backward pass of `module`, the last state's gradient, and a zero state."""
     states = module(x)[0].detach()
     none, zero = states[:0], torch.zeros_like(states[0])
     weight = dict(module.named_parameters())["weight_hh_l0"].detach()
@@ -304,15 +307,15 @@ def _memory_row(options: BenchOptions) -> Iterator[Bar]:
         chunked(saved, gradient, zero, None, CHUNK)
     results = profiled.kineto_results
     assert results is not None
-    events = [one for one in results.events() if one.name() == "[memory]"]
-    events.sort(key=lambda one: one.start_ns())
-    peak = max(itertools.accumulate(one.nbytes() for one in events))
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    peak = max(itertools.accumulate(event.nbytes() for event in events))
     detail = f"tensors, {peak / 1e6:.1f} of {theirs / 1e6:.1f} MB; batch 16, hidden 20, 10,000"
     yield at_most(bar, peak / theirs, 2.0, "x", detail=f"{detail} steps")
 
 
 def _jacobian_rows(options: BenchOptions) -> Iterator[Bar]:
-    """Sparse Jacobians beside a loop of autograd, a call an output; some of its calls are timed."""
+    """Compare sparse Jacobians with a loop of autograd, one call per output, some of them timed."""
     calls = 200
     convolution = nn.Conv2d(3, 64, 3, padding=1)
     cases: tuple[tuple[str, nn.Module, torch.Tensor, float], ...] = (
@@ -357,7 +360,7 @@ def _jacobian_rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _threads_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
-    """Two threads over one, by the clock on the wall: neighbours on the other core count."""
+    """Compare two threads with one, by wall time, since other programs on that core count."""
     module, x = nn.RNN(1, 20), torch.randn(1000, 16, 1)
     run = _backward(module, rnn(module, x, backward="fused")[0])
     a, b = torch.rand(20_000, 256), torch.randn(20_000, 256)
@@ -387,7 +390,7 @@ def _threads_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
 
 
 def _pruned_chain(width: int) -> list[nn.Module]:
-    """VGG-11 of 32 x 32 images, 97 % of its convolutions' weights zero; its own width is 64."""
+    """Return VGG-11 for 32 x 32 images, with 97 % of its convolutions' weights zero; width 64."""
     layers: list[nn.Module] = []
     inputs = 3
     for times, pool in ((1, 1), (2, 1), (4, 0), (4, 1), (8, 0), (8, 1), (8, 0), (8, 1)):
@@ -400,13 +403,13 @@ def _pruned_chain(width: int) -> list[nn.Module]:
         layer.double()
         if isinstance(layer, nn.Conv2d):
             with torch.no_grad():
-                # What stays is scaled, so that activations keep their size.
+                # Remaining weights are scaled, so that activations keep their size.
                 layer.weight *= (torch.rand_like(layer.weight) < 0.03) * (6 / 0.03) ** 0.5
     return layers
 
 
 def _pruned_rows(options: BenchOptions) -> Iterator[Bar]:
-    """The paper's chain: multiplications of a scan over it, beside back-propagation's."""
+    """Compare multiplications of a scan over the paper's chain with back-propagation's."""
     exact = "pruned chain: largest difference from autograd, float64"
     path = "pruned chain: critical path of a scan over back-propagation"
     if not (options.wants(exact) or options.wants(path)):
@@ -424,24 +427,24 @@ def _pruned_rows(options: BenchOptions) -> Iterator[Bar]:
         options.progress(f"{path}: {levels} levels")
         chains[levels] = backprop(layers, activations[0][0].detach(), gradient[0], levels)
     worst = max(
-        float(abs(one - other.numpy().reshape(-1)).max() / other.abs().max())
+        float(abs(gradient - reference.numpy().reshape(-1)).max() / reference.abs().max())
         for chain in chains.values()
-        for one, other in zip(chain.gradients, reversed(expected), strict=True)
+        for gradient, reference in zip(chain.gradients, reversed(expected), strict=True)
     )
     shape = f"VGG-11 of width {width}, 32 x 32, 97 % of weights zero"
     if options.wants(exact):
         yield at_most(exact, worst, 1e-10, "", n=len(chains) * len(expected), detail=shape)
     if options.wants(path):
-        levels = min(chains, key=lambda one: chains[one].critical)
+        levels = min(chains, key=lambda count: chains[count].critical)
         best = chains[levels]
-        told = "; ".join(
+        by_levels = "; ".join(
             f"{count} levels: {chain.critical / 1e6:.3f} M, by level "
-            + ", ".join(f"{sum(one) / 1e6:.3f}" for one in chain.operations if one)
+            + ", ".join(f"{sum(level) / 1e6:.3f}" for level in chain.operations if level)
             for count, chain in chains.items()
         )
         verdict = "scan" if best.pays else "back-propagation"
-        detail = f"{shape}; verdict: {verdict}; one after the other {best.sequential / 1e6:.3f} M "
+        detail = f"{shape}; verdict: {verdict}; sequential {best.sequential / 1e6:.3f} M "
         yield Bar(
             path, best.critical / best.sequential, "x", "reported", None, len(chains),
-            f"no bar; {detail}multiplications; {told}",
+            f"no bar; {detail}multiplications; {by_levels}",
         )  # fmt: skip

@@ -35,7 +35,7 @@ class Passage:
     """Results of the commands on one script.
 
     Attributes:
-        name: of the script.
+        name: name of the script.
         errors: what a failed command wrote, by verb.
         succeeded: verbs that ended well; for a script without steps ``profile`` succeeds when its
             error has the expected sentence.
@@ -58,7 +58,7 @@ class Passage:
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """A row per script, then those over all of them."""
+    """Yield a row per script, then the summary rows."""
     passages = []
     for script in SCRIPTS:
         row = options.done.get(_row_name(script))
@@ -73,7 +73,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def overall(passages: Sequence[Passage], *, advised: bool) -> Iterator[Bar]:
-    """Rows over all scripts.
+    """Yield the summary rows.
 
     Args:
         advised: whether ``advise`` was run.
@@ -84,7 +84,7 @@ def overall(passages: Sequence[Passage], *, advised: bool) -> Iterator[Bar]:
         yield _all_of(f"{verb} succeeds", tried, [p for p in tried if verb in p.succeeded])
     proved = {f"{p.name} {t}": inside for p in passages for t, inside in p.inside.items()}
     outside = [name for name, inside in proved.items() if not inside]
-    # Intervals of 90 %.
+    # For intervals of 90 %.
     yield Bar(
         "predictions inside", len(proved) - len(outside), f"of {len(proved)}", ">= 85 %",
         len(outside) <= 0.15 * len(proved) if proved else None, len(proved),
@@ -151,7 +151,7 @@ def _pass_through(script: Script, options: BenchOptions) -> tuple[Passage, int]:
     """Run the commands, each as a separate process.
 
     Returns:
-        What they made of the script, and how many there were.
+        Its results, and the number of commands.
     """
     passage = Passage(script.name)
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
@@ -195,7 +195,7 @@ def _note_advice(passage: Passage, advice: Mapping[str, Any] | None) -> None:
 
 
 class _User:
-    """Types commands about one script in a folder with its own cache.
+    """A user who runs commands on one script in a folder with a separate cache.
 
     Attributes:
         cpu_s: CPU time of the last command and all that it started, in seconds.

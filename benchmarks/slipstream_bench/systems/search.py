@@ -1,7 +1,7 @@
-"""``slipstream bench search``: what the loop costs beside Optuna's, and what its file survives.
+"""``slipstream bench search``: cost of the loop compared with Optuna's, and safety of its file.
 
-Both sides propose at random over ten real parameters and evaluate nothing, in one run: what is left
-is the loop, the checks and the record.
+Both sides propose at random over ten real parameters and evaluate nothing, in one run, so that only
+the loop, the checks and the record remain.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SPACE = Space({f"x{i}": Float(-1.0, 1.0) for i in range(10)})
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: fewer trials a call, ten kills."""
+    """Yield the rows. Quick: fewer trials per call, ten kills."""
     with tempfile.TemporaryDirectory() as folder:
         yield from _loop_rows(options, Path(folder))
         yield from _process_row(options, Path(folder))
@@ -61,7 +61,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def nothing(config: Mapping[str, Any]) -> float:
-    """A trial that takes no time."""
+    """Return 0: a trial that takes no time."""
     return float(config["x0"])
 
 
@@ -82,11 +82,11 @@ def _loop_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
         return float(sum(trial.suggest_float(f"x{i}", -1.0, 1.0) for i in range(10)))
 
     def theirs(storage: str | None, count: int) -> None:
-        made = optuna.create_study(
+        created = optuna.create_study(
             storage=storage, sampler=optuna.samplers.RandomSampler(seed=0),
             study_name=f"s{next(numbers)}",
         )  # fmt: skip
-        made.optimize(objective, n_trials=count)
+        created.optimize(objective, n_trials=count)
 
     def ours(count: int) -> None:
         _study(folder / f"ours{next(numbers)}.db").run(budget=Budget(trials=count))
@@ -97,7 +97,7 @@ def _loop_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
         taken = paired(arms, blocks=15, budget_s=40.0)
         ms = 1e3 * taken.median_s("ours") / _TRIALS
         yield taken.ratio("ours", "optuna").at_most(
-            memory, 1.2, detail=f"{ms:.3f} ms a trial with the file"
+            memory, 1.2, detail=f"{ms:.3f} ms per trial with the file"
         )
     if options.wants(sqlite):
         options.progress(sqlite)
@@ -106,22 +106,22 @@ def _loop_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
         arms = {"ours": lambda: ours(count), "optuna": lambda: theirs(database, count)}
         taken = paired(arms, clock="wall", blocks=9, budget_s=60.0)
         yield taken.ratio("optuna", "ours").at_least(
-            sqlite, 50.0, detail=f"{count} trials a study, files made anew"
+            sqlite, 50.0, detail=f"{count} trials per study, in new files"
         )
 
 
 def _each_ms(ends: Iterable[float], settle: int = 1) -> float:
-    """Milliseconds from one end to the next, but for the first `settle`: workers began in these."""
+    """Return milliseconds per trial, without the first `settle`, in which workers started."""
     counted = sorted(ends)[settle:]
     return 1e3 * (counted[-1] - counted[0]) / (len(counted) - 1)
 
 
 def _ours_ms(executor: Executor, folder: Path, count: int) -> float:
-    """A trivial trial of ours, with its record."""
+    """Return milliseconds of one of our trivial trials, with its record."""
     path = Path(tempfile.mkdtemp(dir=folder)) / "s.db"
-    made = _study(path).run(executor, budget=Budget(trials=count))
-    assert all(one.state is State.COMPLETE for one in made.trials)
-    return _each_ms(one.ended for one in made.trials)
+    completed = _study(path).run(executor, budget=Budget(trials=count))
+    assert all(trial.state is State.COMPLETE for trial in completed.trials)
+    return _each_ms(trial.ended for trial in completed.trials)
 
 
 def _process_row(options: BenchOptions, folder: Path) -> Iterator[Bar]:
@@ -130,23 +130,25 @@ def _process_row(options: BenchOptions, folder: Path) -> Iterator[Bar]:
         return
     options.progress(bar)
     count = 1000
-    took = _ours_ms(Processes(2), folder, count)
-    yield at_most(bar, took, 1.0, "ms", n=count, detail="from end to end, two workers that began")
+    elapsed_ms = _ours_ms(Processes(2), folder, count)
+    yield at_most(
+        bar, elapsed_ms, 1.0, "ms", n=count, detail="from end to end, two workers already started"
+    )
 
 
 def _tune_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
-    """Ray Tune beside both executors, in one Ray of two slots.
+    """Compare Ray Tune with both executors, in one Ray of two slots.
 
-    Times between the ends of trials: what starting Ray, a study and its first worker takes is on
-    neither side. Tune starts a worker for every trial unless it is told to keep them.
+    Times are between the ends of trials: starting Ray, a study and its first worker is on neither
+    side. Tune starts a worker per trial unless it reuses them.
     """
-    wanted = {
-        f"Ray Tune{kept} over {ours}, a trivial trial": (kept, ours, target)
-        for kept, target in (("", 100.0), (" that keeps its workers", 50.0))
+    selected = {
+        f"Ray Tune{variant} over {ours}, a trivial trial": (variant, ours, target)
+        for variant, target in (("", 100.0), (" that keeps its workers", 50.0))
         for ours in ("worker processes", "our Ray executor")
     }
     rounds = 3 if options.full else 1
-    rows = {bar: row for bar, row in wanted.items() if options.wants(bar, 60.0 * rounds)}
+    rows = {bar: row for bar, row in selected.items() if options.wants(bar, 60.0 * rounds)}
     if not rows:
         return
     try:
@@ -157,8 +159,8 @@ def _tune_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
         return
     from slipstream.engines.trials.ray_executor import RayExecutor
 
-    took: dict[str, list[float]] = {}
-    owner = RayExecutor(2)  # who finds a Ray that runs leaves it running
+    times_ms: dict[str, list[float]] = {}
+    owner = RayExecutor(2)  # later executors find Ray running and leave it so
     try:
         for number in range(rounds):
             options.progress(f"Ray Tune and our executors, round {number + 1} of {rounds}")
@@ -168,25 +170,34 @@ def _tune_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
                 ("", _tune_ms(folder, 5, keep=False)),
                 (" that keeps its workers", _tune_ms(folder, 12, keep=True)),
             ):
-                took.setdefault(name, []).append(value)
+                times_ms.setdefault(name, []).append(value)
     finally:
         owner.close()
-    for bar, (kept, ours, target) in rows.items():
-        ratios = [theirs / mine for theirs, mine in zip(took[kept], took[ours], strict=True)]
+    for bar, (variant, ours, target) in rows.items():
+        ratios = [
+            theirs / own for theirs, own in zip(times_ms[variant], times_ms[ours], strict=True)
+        ]
         detail = (
-            f"{statistics.median(took[kept]):.0f} ms and {statistics.median(took[ours]):.2f} ms; "
+            f"{statistics.median(times_ms[variant]):.0f} ms and "
+            f"{statistics.median(times_ms[ours]):.2f} ms; "
             f"ratios {min(ratios):.0f} to {max(ratios):.0f}"
         )
         yield at_least(
-            bar, statistics.median(ratios), target, "x", n=rounds, detail=detail, data=dict(took)
+            bar,
+            statistics.median(ratios),
+            target,
+            "x",
+            n=rounds,
+            detail=detail,
+            data=dict(times_ms),
         )
 
 
 def _tune_ms(folder: Path, count: int, *, keep: bool) -> float:
-    """A trivial trial of Ray Tune's, two at a time.
+    """Return milliseconds of a trivial trial of Ray Tune, two at a time.
 
     Args:
-        keep: whether a worker goes on with the next trial (``reuse_actors``).
+        keep: whether a worker continues with the next trial (``reuse_actors``).
     """
     from ray import tune
 
@@ -195,7 +206,7 @@ def _tune_ms(folder: Path, count: int, *, keep: bool) -> float:
 
     tuner = tune.Tuner(
         tune.with_resources(trivial, {"cpu": 1}),
-        param_space={one.path: tune.uniform(-1.0, 1.0) for one in SPACE.leaves},
+        param_space={leaf.path: tune.uniform(-1.0, 1.0) for leaf in SPACE.leaves},
         tune_config=tune.TuneConfig(num_samples=count, metric="y", mode="min", reuse_actors=keep),
         run_config=tune.RunConfig(storage_path=tempfile.mkdtemp(dir=folder), verbose=0),
     )
@@ -203,7 +214,7 @@ def _tune_ms(folder: Path, count: int, *, keep: bool) -> float:
         results = tuner.fit()
     assert not results.errors
     metrics = [results[at].metrics or {} for at in range(len(results))]
-    return _each_ms((one["ended"] for one in metrics), settle=2)
+    return _each_ms((metric["ended"] for metric in metrics), settle=2)
 
 
 NETS = Space(
@@ -227,13 +238,15 @@ def _array_row(options: BenchOptions) -> Iterator[Bar]:
     columns = NETS.sample_columns(1_000_000, np.random.default_rng(0))
     allowed = NETS.allowed(columns)
     points = NETS.encode(columns)
-    took = time.process_time() - began
-    detail = f"{len(NETS.leaves)} parameters, {allowed.mean():.2%} keep the rules, {points.shape}"
-    yield at_most(bar, took, 5.0, "s", detail=detail)
+    elapsed_s = time.process_time() - began
+    detail = (
+        f"{len(NETS.leaves)} parameters, {allowed.mean():.2%} satisfy the rules, {points.shape}"
+    )
+    yield at_most(bar, elapsed_s, 5.0, "s", detail=detail)
 
 
 def slowly(config: Mapping[str, Any]) -> float:
-    """A trial of two milliseconds, so that a study that is killed a hundred times stays short."""
+    """Wait two milliseconds, so that a study that is killed a hundred times stays short."""
     time.sleep(float(os.environ.get("SLIPSTREAM_TRIAL_S", "0")))
     return float(config["x0"])
 
@@ -250,7 +263,7 @@ killed(Path(sys.argv[1])).run(budget=Budget(trials=10**6),
 
 
 def killed(path: Path | None) -> Study:
-    """The study that is killed while it runs in `path`."""
+    """Return the study that is killed while it runs in `path`."""
     return study("s", SPACE, "y", estimator=slowly, strategy="random", store=path)
 
 
@@ -259,8 +272,10 @@ def _facts(made: Study) -> list[tuple[Any, ...]]:
 
 
 def _kill_row(options: BenchOptions, folder: Path) -> Iterator[Bar]:
-    """From opening the file on: a kill may come while stored events are gone through, or between
-    any two trials."""
+    """Kill a study at random times after it opens its file.
+
+    It may be reading stored events then, or be between any two trials.
+    """
     bar = "kill -9 at random points"
     kills = 100 if options.full else 10
     if not options.wants(bar, 4.0 * kills):
@@ -271,7 +286,7 @@ def _kill_row(options: BenchOptions, folder: Path) -> Iterator[Bar]:
     for number in range(kills):
         options.progress(f"{bar}: {number} of {kills}")
         acknowledged = _killed_once(path, float(rng.uniform(0.0, 1.2)))
-        stored, whole = _told(path)
+        stored, whole = _stored(path)
         lost += stored < max(acknowledged, done)
         broken += not whole
         again += stored > done
@@ -280,18 +295,18 @@ def _kill_row(options: BenchOptions, folder: Path) -> Iterator[Bar]:
     cut.run(budget=Budget(trials=done + 50))
     uncut.run(budget=Budget(trials=done + 50))
     same = _facts(cut) == _facts(uncut)
-    doubled = len(cut.trials) - len({one.candidate.id for one in cut.trials})
+    doubled = len(cut.trials) - len({trial.candidate.id for trial in cut.trials})
     yield Bar(
         bar, kills - lost - broken, f"of {kills}", f"= {kills}",
         lost == broken == doubled == 0 and same, kills,
         f"{done} trials in all, more of them after {again} of the kills; acknowledged trials were "
         f"lost {lost} times, the file was broken {broken} times, {doubled} trials doubled; the end "
-        f"is {'bit for bit that' if same else 'not that'} of a study that was never killed",
+        f"is {'bit for bit that' if same else 'NOT that'} of a study that was never killed",
     )  # fmt: skip
 
 
 def _killed_once(path: Path, after_s: float) -> int:
-    """Run the study until it is killed; how many trials it said were kept."""
+    """Run the study until it is killed; return the number of trials that it acknowledged."""
     process = subprocess.Popen(
         [sys.executable, "-c", _KILLED, str(path)], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "SLIPSTREAM_TRIAL_S": "0.002"},
@@ -300,16 +315,16 @@ def _killed_once(path: Path, after_s: float) -> int:
     process.stdout.readline()
     time.sleep(after_s)
     process.send_signal(signal.SIGKILL)
-    # A last line that was cut off says nothing.
+    # Ignore an incomplete last line.
     whole = process.communicate()[0].rpartition("\n")[0]
     return max([0, *(int(line) for line in whole.split())])
 
 
-def _told(path: Path) -> tuple[int, bool]:
-    """How many trials the file says have ended, and whether SQLite has nothing against it."""
+def _stored(path: Path) -> tuple[int, bool]:
+    """Return the number of completed trials in the file, and whether SQLite finds it intact."""
     if not path.exists():
         return 0, True
-    # Only looked at: what the kill left is for the study itself to put in order.
+    # Read-only, since the study itself recovers what the kill left.
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         whole = connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master")]
@@ -339,19 +354,22 @@ def _identity_row(options: BenchOptions) -> Iterator[Bar]:
         space = Space(tree)
         turned = Space.from_json(Space(dict(reversed(tree.items()))).to_json())
         for _ in range(200):
-            one = space.sample(rng)
-            again = turned.candidate(dict(reversed(one.config.items())))
-            wrong += again.id != one.id or space.load(one.json).id != one.id
+            candidate = space.sample(rng)
+            again = turned.candidate(dict(reversed(candidate.config.items())))
+            wrong += again.id != candidate.id or space.load(candidate.json).id != candidate.id
             if space.size is not None:
-                wrong += space.from_index(space.to_index(one)) != one
-            wrong += seen.setdefault(one.id, (space.id, one.json)) != (space.id, one.json)
+                wrong += space.from_index(space.to_index(candidate)) != candidate
+            wrong += seen.setdefault(candidate.id, (space.id, candidate.json)) != (
+                space.id,
+                candidate.json,
+            )
             made += 1
     yield at_most(bar, float(wrong), 0.0, "wrong", n=made, detail="JSON, order, index, collisions")
 
 
 _SIZE = "bytes of file a trial"
 _WRITTEN = "trials of three metrics written a second"
-# Of a study of 100,000 trials.
+# Time limits for a study of 100,000 trials.
 _ASKS = {"the ten best": 0.2, "the front": 1.0, "going on": 2.0}
 
 
@@ -369,10 +387,10 @@ def _store_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
     if options.wants(_SIZE):
         each = path.stat().st_size / count
         yield at_most(_SIZE, each, 500.0, "B", n=count, detail="ten parameters, one metric")
-    known = _study(path).load()
+    loaded = _study(path).load()
     asks: dict[str, Callable[[], object]] = {
-        "the ten best": lambda: known.top(10),
-        "the front": known.pareto,
+        "the ten best": lambda: loaded.top(10),
+        "the front": loaded.pareto,
         "going on": lambda: _study(path).run(budget=Budget(trials=count)),
     }
     for row, (what, most) in rows.items():
@@ -387,7 +405,7 @@ def _store_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
 
 
 def _written_row(path: Path, count: int) -> Bar:
-    """Trials that are at hand are put into the store, which writes them in its batches."""
+    """Put completed trials into the store, which writes them in batches."""
     rng = np.random.default_rng(3)
     kind = Provenance.MEASURED
     store = Store(path)
@@ -396,14 +414,14 @@ def _written_row(path: Path, count: int) -> Bar:
     began = time.perf_counter()
     for number in range(count):
         values = {"y": 1.0 * number, "ms": 2.0, "bytes": 3.0}
-        told = {(metric, kind): Value(value, kind) for metric, value in values.items()}
+        measurements = {(metric, kind): Value(value, kind) for metric, value in values.items()}
         store.put(
             Trial(number, candidates[number % 1000], state=State.COMPLETE, values=values,
-                  measurements=told, asked=2 * number, told=2 * number + 1), {},
+                  measurements=measurements, asked=2 * number, told=2 * number + 1), {},
         )  # fmt: skip
     store.close()
     rate = count / (time.perf_counter() - began)
     size = path.stat().st_size / count
     return at_least(
-        _WRITTEN, rate, 5000.0, "/s", n=count, detail=f"ten parameters; {size:.0f} B a trial"
+        _WRITTEN, rate, 5000.0, "/s", n=count, detail=f"ten parameters; {size:.0f} B per trial"
     )

@@ -1,7 +1,7 @@
-"""``slipstream bench trials``: schedulers beside each other and the bound, on a virtual clock.
+"""``slipstream bench trials``: schedulers compared with each other and a bound, on a virtual clock.
 
-Trials are drawn as the literature has them: log-normal work, w / (1 + gamma (w - 1)) times as fast
-over w devices, a share of one device used; a resize costs 15 s.
+Trials are drawn as in the literature: log-normal work, a speed-up of w / (1 + gamma (w - 1)) over w
+devices, a share that uses one device; a resize costs 15 s.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HALVING = {4: 1.9, 8: 2.7, 16: 3.6, 32: 4.2, 64: 4.5}
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: three seeds, and no thousand devices in the grid."""
+    """Yield the rows. Quick: three seeds, and no thousand devices in the grid."""
     yield from _grid(options)
     yield from _halving(options)
     yield from _policies(options)
@@ -62,7 +62,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def drawn(m: int, seed: int) -> TrialSet:
-    """`m` trials of the usual kind."""
+    """Draw `m` typical trials."""
     rng = np.random.default_rng(seed)
     return TrialSet.of(
         rng.lognormal(5, 0.6, m), rng.uniform(0.03, 0.15, m), rng.uniform(0.3, 0.9, m)
@@ -88,22 +88,22 @@ def _grid(options: BenchOptions) -> Iterator[Bar]:
                     found[name].append(makespan(trials, n, scheduler_named(name)) / bound)
             cells[f"{n} devices, {m} trials"] = {k: float(np.mean(v)) for k, v in found.items()}
     level = {cell: row["level"] for cell, row in cells.items()}
-    beside = {c: row["level"] / min(row[k] for k in _NAMES[:3]) for c, row in cells.items()}
+    over_simpler = {c: row["level"] / min(row[k] for k in _NAMES[:3]) for c, row in cells.items()}
     data: Mapping[str, Any] = {"cells": cells}
     n = len(cells)
     if options.wants(mean):
         value = float(np.mean(list(level.values())))
-        yield at_most(mean, value, 1.2, "x", n=n, detail=f"{seeds} seeds a cell", data=data)
+        yield at_most(mean, value, 1.2, "x", n=n, detail=f"{seeds} seeds per cell", data=data)
     if options.wants(worst):
         at = max(level, key=level.__getitem__)
         yield at_most(worst, level[at], 1.35, "x", n=n, detail=at)
     if options.wants(simpler):
-        at = max(beside, key=beside.__getitem__)
-        yield at_most(simpler, beside[at], 1.02, "x", n=n, detail=at)
+        at = max(over_simpler, key=over_simpler.__getitem__)
+        yield at_most(simpler, over_simpler[at], 1.02, "x", n=n, detail=at)
 
 
 def _halving(options: BenchOptions) -> Iterator[Bar]:
-    """Rung by rung, as a synchronous policy with a barrier has it."""
+    """Simulate rung by rung, like a synchronous policy with a barrier."""
     for n, target in _HALVING.items():
         bar = f"synchronous halving 81 to 1 on {n} devices, over first come first served"
         if not options.wants(bar, 5.0):
@@ -111,7 +111,7 @@ def _halving(options: BenchOptions) -> Iterator[Bar]:
         options.progress(bar)
         seeds = 10 if options.full else 3
         ratios = [_rungs_s(n, seed, "fifo") / _rungs_s(n, seed, "level") for seed in range(seeds)]
-        detail = f"{min(ratios):.2f} to {max(ratios):.2f}; the paper's rule is said to reach 3"
+        detail = f"{min(ratios):.2f} to {max(ratios):.2f}; the paper reports 3"
         yield at_least(bar, float(np.mean(ratios)), target, "x", n=seeds, detail=detail)
 
 
@@ -136,8 +136,8 @@ SPACE = Space({"size": Float(0.0, 1.0), "gamma": Float(0.03, 0.15), "used": Floa
     {"loss": ""},
     cost=lambda c: Cost(60.0 * math.exp(0.7 * (2 * c["size"] - 1)), c["gamma"], c["used"]),
 )
-def told(config: Mapping[str, Any]) -> float:
-    """Never run: a prediction needs its cost alone."""
+def never_run(config: Mapping[str, Any]) -> float:
+    """Return the loss; never called, since a prediction needs the cost alone."""
     return config["size"]  # type: ignore[no-any-return]
 
 
@@ -156,7 +156,7 @@ def _policies(options: BenchOptions) -> Iterator[Bar]:
         for n in (8, 16, 64):
             takes = {
                 scheduler: predict(
-                    study("s", SPACE, "loss", estimator=told, rungs=make()), [n],
+                    study("s", SPACE, "loss", estimator=never_run, rungs=make()), [n],
                     scheduler=scheduler,
                 )[0].makespan_s
                 for scheduler in ("fifo", "level")
@@ -167,7 +167,7 @@ def _policies(options: BenchOptions) -> Iterator[Bar]:
 
 
 class _Timed(Level):
-    """The level rule, with how long each of its decisions takes."""
+    """The level rule, which records the time of its decisions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,21 +180,21 @@ class _Timed(Level):
 
 
 def _scale(options: BenchOptions) -> Iterator[Bar]:
-    whole, one = "5000 trials on 1000 devices, simulated", "a decision at 1000 devices, p99"
-    if not (options.wants(whole, 20.0) or options.wants(one, 20.0)):
+    whole, decision = "5000 trials on 1000 devices, simulated", "a decision at 1000 devices, p99"
+    if not (options.wants(whole, 20.0) or options.wants(decision, 20.0)):
         return
     options.progress(whole)
     trials, scheduler = drawn(5000, 0), _Timed()
     began = time.process_time()
     clock = simulate(trials, 1000, scheduler)
-    took = time.process_time() - began
+    elapsed_s = time.process_time() - began
     if options.wants(whole):
         over = clock.now_s / bound_s(trials, 1000)
-        yield at_most(whole, took, 20.0, "s", detail=f"makespan {over:.2f} times T*")
-    if options.wants(one):
+        yield at_most(whole, elapsed_s, 20.0, "s", detail=f"makespan {over:.2f} times T*")
+    if options.wants(decision):
         slow = float(np.quantile(scheduler.took_s, 0.99))
         detail = f"{len(scheduler.took_s)} decisions, the first of all {scheduler.took_s[0]:.1f} s"
-        yield at_most(one, 1e3 * slow, 10.0, "ms", n=len(scheduler.took_s), detail=detail)
+        yield at_most(decision, 1e3 * slow, 10.0, "ms", n=len(scheduler.took_s), detail=detail)
 
 
 def _resized(options: BenchOptions) -> Iterator[Bar]:
@@ -208,10 +208,13 @@ def _resized(options: BenchOptions) -> Iterator[Bar]:
     except MissingExtraError as error:
         yield not_judged(bar, "", "<= 1e-05", error.what)
         return
-    apart = [abs(a / b - 1.0) for a, b in zip(resized, alone, strict=True)]
-    detail = f"widths {widths} in turn on Ray, {len(apart)} steps over gloo, beside width 1 alone"
+    differences = [abs(a / b - 1.0) for a, b in zip(resized, alone, strict=True)]
+    detail = (
+        f"widths {widths} one after another on Ray, {len(differences)} steps over gloo, against "
+        "width 1 alone"
+    )
     data = {"resized": resized, "alone": alone}
-    row = at_most(bar, max(apart), 1e-5, "", n=len(apart), detail=detail, data=data)
+    row = at_most(bar, max(differences), 1e-5, "", n=len(differences), detail=detail, data=data)
     yield replace(row, holds=row.holds and widths == [1, 2, 1])
 
 
@@ -220,20 +223,20 @@ _SLOTS = 2
 
 
 def _real(options: BenchOptions) -> Iterator[Bar]:
-    """Halving of nine trials that train, on two slots of Ray, beside what was said before.
+    """Run halving of nine real trials on two slots of Ray, and compare with the prediction.
 
-    What an epoch takes is measured first, with nothing of ours beside it; what loading torch takes,
-    by two trials of one epoch.
+    The time of an epoch is measured first, without our code; the time to load torch, by two trials
+    of one epoch.
     """
-    wanted = {
+    selected = {
         f"simulated makespan off the real one, {title}": name
         for name, title in (("fifo", "first come first served"), ("level", "the level rule"))
     }
-    rows = {bar: name for bar, name in wanted.items() if options.wants(bar, 90.0)}
+    rows = {bar: name for bar, name in selected.items() if options.wants(bar, 90.0)}
     if not rows:
         return
     with tempfile.TemporaryDirectory() as folder:
-        options.progress("what an epoch and what loading take")
+        options.progress("time of an epoch and of loading")
         epoch_s = _epochs_s(Path(folder))
 
         def cost(config: Mapping[str, Any]) -> Cost:
@@ -246,7 +249,7 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
             )
 
         try:
-            # Twice: the first time reads torch from the disk.
+            # Twice, because the first time reads torch from the disk.
             brief = [
                 _takes_s(training(name, Halving(1, 1, n=_SLOTS)), "fifo")
                 for name in ("first", "second")
@@ -259,32 +262,32 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
         for bar, name in rows.items():
             options.progress(bar)
             halving = training(name, Halving(24, 216))
-            said_s = predict(halving, [_SLOTS], scheduler=name, max_width=1)[0].makespan_s
-            took_s = _takes_s(halving, name)
-            off = 100 * abs((said_s + loading_s) / took_s - 1)
+            predicted_s = predict(halving, [_SLOTS], scheduler=name, max_width=1)[0].makespan_s
+            real_s = _takes_s(halving, name)
+            off = 100 * abs((predicted_s + loading_s) / real_s - 1)
             detail = (
-                f"{said_s:.1f} s and {loading_s:.1f} s of loading said, {took_s:.1f} s taken; "
-                f"{len(halving.trials)} trials"
+                f"{predicted_s:.1f} s and {loading_s:.1f} s of loading predicted, {real_s:.1f} s "
+                f"measured; {len(halving.trials)} trials"
             )
             yield at_most(bar, off, 10.0, "%", n=len(halving.trials), detail=detail)
 
 
 def _epochs_s(folder: Path) -> dict[int, float]:
-    """Seconds of an epoch by hidden width."""
+    """Return seconds per epoch by hidden width."""
     seconds = {}
     for hidden in (384, 512, 640):
-        asked = {"path": str(folder / f"{hidden}"), "hidden": hidden, "lr": 0.01, "seed": 0}
+        arguments = {"path": str(folder / f"{hidden}"), "hidden": hidden, "lr": 0.01, "seed": 0}
         with one_thread():
-            taken = times_s(functools.partial(train_epoch, **asked), 20, clock="wall")  # type: ignore[arg-type]
-        seconds[hidden] = float(np.median(taken))
+            times = times_s(functools.partial(train_epoch, **arguments), 20, clock="wall")  # type: ignore[arg-type]
+        seconds[hidden] = float(np.median(times))
     return seconds
 
 
 def _takes_s(halving: Study, scheduler: str) -> float:
-    """Seconds on Ray, from the first start to the last end."""
+    """Return seconds on Ray, from the first start to the last end."""
     executor = RayExecutor(_SLOTS, scheduler=scheduler, max_width=1, ahead=9)
     halving.run(executor)
-    assert all(one.state is State.COMPLETE for one in halving.trials), halving.trials
+    assert all(trial.state is State.COMPLETE for trial in halving.trials), halving.trials
     return max(end for *_, end in executor.intervals) - min(
         start for _, _, start, _ in executor.intervals
     )

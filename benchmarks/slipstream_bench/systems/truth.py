@@ -1,8 +1,8 @@
-"""``slipstream bench truth``: predictions for models that no other bench knows, idle and disturbed.
+"""``slipstream bench truth``: predictions for models of no other bench, idle and disturbed.
 
-From one profile each, with the heap as it is: what a person meets. A third of the families is held
-out: what is changed to make these rows better looks at the others alone. No cell is left out for
-being measured too widely: it counts as one that was not told to 12 %.
+Each is from one profile, with the default heap, as for a user. A third of the families is held out:
+improvements of these rows look at the others alone. No cell is left out for too wide a measurement:
+it counts as not predicted within 12 %.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slipstream_bench.harness import busy_cores
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.accuracy.cells import Cell, measure_cells
 
-# Those without a setting of the user's; what does not apply to a family says so.
+# Techniques without settings; one that does not apply to a family reports that.
 _TECHNIQUES = (
     "amp:bf16", "channels_last", "fused_optimizer:fused", "fused_optimizer:foreach",
     "accumulation:4", "checkpointing", "batch_size:x2", "allocator:keep",
@@ -40,7 +40,7 @@ _REACH = _NORMAL.inv_cdf(0.95)
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """A row a cell, then for each condition the rows that decide."""
+    """Yield a row per cell, then the summary rows of each condition."""
     families = [make.__name__ for make in truth_models.FAMILIES] if options.full else _QUICK
     texts = _TECHNIQUES if options.full else _QUICK_TECHNIQUES
     names = [technique.combination_name(technique.parse(text)) for text in texts]
@@ -62,18 +62,18 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _advice(options: BenchOptions, families: Sequence[str]) -> Iterator[Bar]:
-    """What advise takes of one core, a row a family."""
+    """Yield a row per family on the time of advise on one core."""
     path = Path(truth_models.__file__)
     for family in families:
         name = f"advise {family}"
         if options.wants(name, 60):
             options.progress(name)
-            told = time_advice(f"{path.name}:{family}", str(path.parent), "--threads", "1")
+            times = time_advice(f"{path.name}:{family}", str(path.parent), "--threads", "1")
             yield at_most(
-                name, told.cpu_s, 60, "s of a core",
-                detail=f"first table after {told.first_s:.1f} s, at most "
-                f"{told.first_s - told.building_s:.1f} s after the first step; the whole after "
-                f"{told.final_s:.1f} s; {told.step}; nothing cached",
+                name, times.cpu_s, 60, "s of a core",
+                detail=f"first table after {times.first_s:.1f} s, at most "
+                f"{times.first_s - times.building_s:.1f} s after the first step; the whole after "
+                f"{times.final_s:.1f} s; {times.step}; nothing cached",
             )  # fmt: skip
 
 
@@ -81,9 +81,9 @@ def _cells(
     options: BenchOptions, family: str, condition: str, names: Sequence[str]
 ) -> Iterator[Cell]:
     label = f"{family} {condition}"
-    known = {one: options.done.get(f"{label} {one}") for one in names}
-    yield from (Cell.from_row(row) for row in known.values() if row is not None and row.data)
-    left = [one for one in names if known[one] is None]
+    recorded = {technique: options.done.get(f"{label} {technique}") for technique in names}
+    yield from (Cell.from_row(row) for row in recorded.values() if row is not None and row.data)
+    left = [technique for technique in names if recorded[technique] is None]
     if not left or options.only not in label:
         return
     workload = Workload.parse(f"{Path(truth_models.__file__)}:{family}")
@@ -96,8 +96,8 @@ def _cells(
 
 
 def _judged(condition: str, cells: Sequence[Cell]) -> Iterator[Bar]:
-    told = [cell for cell in cells if math.isfinite(cell.predicted)]
-    judged = [cell for cell in told if cell.judged]
+    predicted = [cell for cell in cells if math.isfinite(cell.predicted)]
+    judged = [cell for cell in predicted if cell.judged]
     name, n = f"{condition}: error of predicted speed-up, median", len(judged)
     if not judged:
         yield not_judged(name, "%", "<= 4", "no cell was measured")
@@ -138,23 +138,23 @@ def _judged(condition: str, cells: Sequence[Cell]) -> Iterator[Bar]:
 
 
 class WithoutError:
-    """What cells would show were every prediction right: the noise of what was measured alone."""
+    """Errors of cells if every prediction were right, from the measurement's noise alone."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._measured = [_deviation(cell.measured_low, cell.measured_high) for cell in cells]
         self._printed = [_deviation(cell.predicted_low, cell.predicted_high) for cell in cells]
 
     def within(self, error: float) -> float:
-        """Share of cells with an error of at most `error` %."""
+        """Return the share of cells with an error of at most `error` %."""
         reach = math.log1p(error / 100)
         return fmean(2 * _NORMAL.cdf(reach / each) - 1 for each in self._measured)
 
     def median(self) -> float:
-        """Error in % that half of the cells stay below, to a hundredth."""
+        """Return the median error in %, to a hundredth."""
         return 0.01 * bisect.bisect_left(range(100_000), 0.5, key=lambda e: self.within(0.01 * e))
 
     def held(self) -> float:
-        """Share of measured values in intervals that hold 90 % of the true ones."""
+        """Return the share of measured values in intervals that hold 90 % of the true ones."""
         return fmean(
             2 * _NORMAL.cdf(_REACH * printed / math.hypot(printed, measured)) - 1
             for printed, measured in zip(self._printed, self._measured, strict=True)
@@ -162,7 +162,7 @@ class WithoutError:
 
 
 def _deviation(low: float, high: float) -> float:
-    """Of a logarithm, by its 90 % interval."""
+    """Return the standard deviation of a logarithm from its 90 % interval."""
     return max(math.log(high / low) / (2 * _REACH), 1e-9)
 
 

@@ -1,9 +1,9 @@
-"""``slipstream bench xray``: are bugs of preprocessing and bad layers named, and what does it cost?
+"""``slipstream bench xray``: preprocessing bugs and bad layers that are named, and the cost.
 
-Inputs are photographs of the ImageNet sample, through two pipelines: floats [3, 224, 224] as a
-classifier takes them, and codes of int8 [96, 96, 3] as a microcontroller's network does; spoken
-digits, as MFCCs in codes of int8 [49, 10, 1] (the front end of MLPerf Tiny's keyword network); and
-reviews of films, as numbers of pieces of words [32].
+Inputs are photographs of the ImageNet sample, through two pipelines: floats [3, 224, 224] for a
+classifier, and int8 codes [96, 96, 3] for a microcontroller's network; spoken digits, as MFCCs in
+int8 codes [49, 10, 1] (the front end of MLPerf Tiny's keyword network); and film reviews, as ids of
+word pieces [32].
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slipstream_bench.systems.stability.models import (
 
 _FRAMES = 6
 _IMAGENET = pre.Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-# Settings of a stage of each kind, done otherwise: (kind, settings).
+# Wrong settings of a stage of each kind: (kind, settings).
 _OF_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("channels", {"colours": "BGR"}), ("channels", {"colours": "grey"}), ("orient", {"turn": 90}),
     ("orient", {"turn": 180}), ("orient", {"mirror": True}), ("scale", {"low": -1.0, "high": 1.0}),
@@ -69,7 +69,7 @@ _COST, _SIZE, _SPEED = "recording over plain", "log of an image, stats", "100 fr
 
 @dataclass(frozen=True)
 class _App:
-    """What prepares a model's inputs, what it is given, and what goes wrong in it."""
+    """A model's preprocessing, its inputs, and its bugs."""
 
     name: str
     pipeline: pre.Pipeline
@@ -77,16 +77,16 @@ class _App:
     bugs: tuple[tuple[str, dict[str, Any]], ...]
 
     def wrong(self, kind: str, settings: dict[str, Any]) -> pre.Pipeline:
-        """Its pipeline with one stage done otherwise."""
+        """Return its pipeline with one changed stage."""
         whole = self.pipeline.completed()
-        stage = next(one for one in whole.stages if one.name == kind)
+        stage = next(candidate for candidate in whole.stages if candidate.name == kind)
         return whole.with_stage(stage.changed(**settings))
 
     def seen(self, pipeline: pre.Pipeline) -> Array:
         return measured([canonical(pipeline(raw)[None]) for raw in self.raws])
 
     def named(self, wrong: pre.Pipeline) -> bool:
-        """Whether the explanation does what was done, to the bit; what changes nothing does not."""
+        """Return whether the explanation reproduces the bug's effect bit for bit, or finds none."""
         seen = self.seen(wrong)
         found = xray.explain(seen, self.raws, self.pipeline)
         if found.pipeline is None or not found.fix:
@@ -95,7 +95,7 @@ class _App:
 
 
 def _apps(photographs: Sequence[bytes]) -> list[_App]:
-    """Four models' preprocessing.
+    """Return four models' preprocessing.
 
     Raises:
         MissingDataError: recordings or sentences are not on this machine.
@@ -113,8 +113,9 @@ def _apps(photographs: Sequence[bytes]) -> list[_App]:
     ).with_stage(pre.Waveform(16_000, raw_rate=8_000))  # fmt: skip
     reviews = get("sst", limit=2_000)
     said = [tree.sentence for tree in reviews.train]
-    # Letters beyond ASCII, texts that are too long and too short: else some bugs change nothing.
-    chosen = sorted(said, key=lambda one: (one.isascii(), -len(one)))[:3]
+    # Non-ASCII characters, and texts that are too long and too short: otherwise some bugs have no
+    # effect.
+    chosen = sorted(said, key=lambda text: (text.isascii(), -len(text)))[:3]
     chosen += sorted(said, key=len)[len(said) // 20 :][:3]
     vocabulary = pre.vocabulary_of(said, 2_000)
     images = photographs[:_FRAMES]
@@ -127,7 +128,7 @@ def _apps(photographs: Sequence[bytes]) -> list[_App]:
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: fewer pairs, clean runs and planted layers."""
+    """Yield the rows. Quick: fewer pairs, clean runs and planted layers."""
     try:
         photographs = get("imagenet_sample", decode=False, limit=120).files
         apps = _apps(photographs)
@@ -171,7 +172,7 @@ def _causes(options: BenchOptions, apps: Sequence[_App]) -> Iterator[Bar]:
 
 
 def _pair(app: _App, rng: np.random.Generator) -> pre.Variation:
-    """Two stages done otherwise, of which each changes what these inputs become, not its size."""
+    """Draw two changed stages, each of which changes these inputs, but not their size."""
     right = app.seen(app.pipeline)
     singles = list(app.pipeline.variations())
     while True:
@@ -179,9 +180,9 @@ def _pair(app: _App, rng: np.random.Generator) -> pre.Variation:
         both = list(app.pipeline.pairs([first, second]))
         if not both:
             continue
-        made = [app.seen(one.pipeline) for one in (first, second, both[0])]
-        sizes = all((one["elements"] == right["elements"]).all() for one in made)
-        changed = all((one["hash"] != right["hash"]).any() for one in made)
+        results = [app.seen(variation.pipeline) for variation in (first, second, both[0])]
+        sizes = all((result["elements"] == right["elements"]).all() for result in results)
+        changed = all((result["hash"] != right["hash"]).any() for result in results)
         if sizes and changed:
             return both[0]
 
@@ -198,7 +199,7 @@ def _clean(options: BenchOptions, apps: Sequence[_App], photographs: Sequence[by
             _torch_spectrum(app.pipeline, raw) if sound else _other(app.pipeline, raw, number % 4)
             for raw in some
         ]
-        seen = measured([canonical(one[None]) for one in samples])
+        seen = measured([canonical(sample[None]) for sample in samples])
         kind = xray.explain(seen, some, app.pipeline).kind
         named += kind in ("preprocessing", "unexplained")
     detail = "torch's resize, bf16, float32 in another order, torch's Fourier transform in float32"
@@ -206,8 +207,8 @@ def _clean(options: BenchOptions, apps: Sequence[_App], photographs: Sequence[by
 
 
 def _torch_spectrum(pipeline: pre.Pipeline, raw: Array) -> Array:
-    """Cepstral coefficients of a spectrum by torch, in float32."""
-    at = next(n for n, one in enumerate(pipeline.stages) if isinstance(one, pre.Spectrum))
+    """Compute cepstral coefficients from a spectrum by torch, in float32."""
+    at = next(n for n, stage in enumerate(pipeline.stages) if isinstance(stage, pre.Spectrum))
     spectrum = pipeline.stages[at]
     assert isinstance(spectrum, pre.Spectrum)
     x = torch.from_numpy(pre.Pipeline(pipeline.stages[:at])(raw))
@@ -217,15 +218,15 @@ def _torch_spectrum(pipeline: pre.Pipeline, raw: Array) -> Array:
 
 
 def _other(pipeline: pre.Pipeline, raw: bytes, kind: int) -> Array:
-    """The right input, by another library, in another precision, or in another order."""
+    """Return the correct input, by another library, in another precision, or in another order."""
     if kind == 1:
         return np.asarray(torch.from_numpy(pipeline(raw)).bfloat16().float().numpy())
     traced = pipeline.trace(raw)
     image = traced["resize"].astype(np.float32)
     if kind == 0:
-        given = torch.from_numpy(traced["crop"].transpose(2, 0, 1)[None].copy()).float()
+        cropped = torch.from_numpy(traced["crop"].transpose(2, 0, 1)[None].copy()).float()
         size = image.shape[:2]
-        resized = torch.nn.functional.interpolate(given, size, mode="bicubic", antialias=True)
+        resized = torch.nn.functional.interpolate(cropped, size, mode="bicubic", antialias=True)
         image = resized.clamp(0, 255).round()[0].numpy().transpose(1, 2, 0)
     return np.ascontiguousarray(
         (image * np.float32(1 / 128) - np.float32(127 / 128)).transpose(2, 0, 1)
@@ -241,7 +242,7 @@ def _network(seed: int) -> torch.nn.Sequential:
 
 
 def _planted(options: BenchOptions) -> Bar:
-    """Weights of one layer times 4, in networks whose other weights are rounded to 8 bits."""
+    """Multiply weights of one layer by 4, in networks whose other weights are rounded to 8 bits."""
     options.progress(_LAYER)
     count = 100 if options.full else 20
     first = by_sum = 0
@@ -250,21 +251,21 @@ def _planted(options: BenchOptions) -> Bar:
         seed, place = divmod(number, 20)
         reference, deployed = _network(seed), _network(seed)
         with torch.no_grad():
-            for one in deployed:
-                if isinstance(one, torch.nn.Conv2d):
-                    scale = one.weight.abs().max() / 127
-                    one.weight.copy_((one.weight / scale).round() * scale)
+            for layer in deployed:
+                if isinstance(layer, torch.nn.Conv2d):
+                    scale = layer.weight.abs().max() / 127
+                    layer.weight.copy_((layer.weight / scale).round() * scale)
             deployed[2 * place].weight.mul_(4)  # type: ignore[operator]
         found = xray.introduced(reference, deployed, inputs)
-        wanted = {str(2 * place), str(2 * place + 1)}
-        first += found[0].name in wanted
-        by_sum += max(found, key=lambda one: one.cumulative).name in wanted
+        expected = {str(2 * place), str(2 * place + 1)}
+        first += found[0].name in expected
+        by_sum += max(found, key=lambda layer: layer.cumulative).name in expected
     detail = f"by cumulative drift {100 * by_sum / count:.0f} %"
     return at_least(_LAYER, 100 * first / count, 95, "%", n=count, detail=detail)
 
 
 def _float_set(options: BenchOptions) -> Bar:
-    """At most 15 % of the layers, in at most 12 evaluations of accuracy."""
+    """Keep at most 15 % of the layers in float, in at most 12 evaluations of accuracy."""
     if not options.full:
         return not_judged(_FLOAT, "points", "<= 0.5", "two hundred photographs: needs --full")
     try:
@@ -309,7 +310,7 @@ def _costs(options: BenchOptions) -> Iterator[Bar]:
             began = time.process_time()
             found = xray.compare(Path(folder) / "a.xr", Path(folder) / "b.xr")
             taken = time.process_time() - began
-            detail = f"{len(found.layers)} layers matched; processor seconds"
+            detail = f"{len(found.layers)} layers matched; CPU seconds"
             yield at_most(_SPEED, taken, 5, "s", detail=detail)
 
 

@@ -65,7 +65,7 @@ def test_random_entries_arrive_complete_and_unscaled() -> None:
         assert np.allclose(found[arrived], residual[arrived], rtol=1e-4, atol=1e-6)
         residual[arrived] = 0.0
         waited.append(arrived)
-    assert len(set(np.concatenate(waited))) == _NUMBERS, "each has its turn"
+    assert len(set(np.concatenate(waited))) == _NUMBERS, "every entry is sent"
 
 
 def _distance(rate: float, settings: Compressor | None) -> float:
@@ -113,7 +113,7 @@ def test_one_run_is_drawn_of_each_segment_with_equal_probability(ratio: float) -
     for step in range(steps):
         found = settings._drawn(layout, step).numpy()
         assert np.all(np.diff(found) > 0)
-        assert len(set(found // 4)) == np.ceil(ratio * 100), "whole runs, as many as are told"
+        assert len(set(found // 4)) == np.ceil(ratio * 100), "whole runs, the requested number"
         times[found] += 1
     share = np.ceil(ratio * 100) / 100
     # Segments differ by one run if they do not divide evenly; draws vary by chance.
@@ -133,7 +133,7 @@ class Known(Task):
         tuning = {run.seed >= 100 for run in runs}
         assert len(tuning) == 1
         expected = self.validation if tuning == {True} else self.held
-        assert examples is expected, "what is judged had no say in the pace"
+        assert examples is expected, "judged scores do not influence the rate"
         return [self._known(how, run) for run in runs]
 
     @staticmethod
@@ -181,13 +181,13 @@ def test_trainings_computed_together_equal_a_plain_loop() -> None:
         return -float(nn.functional.cross_entropy(out, y))
 
     examples, steps, clip = (images, labels), 6, 0.5
-    task = Task(convergence._Pictures, batch, examples, examples, (), 1, steps, score, "", clip)
+    task = Task(convergence._Images, batch, examples, examples, (), 1, steps, score, "", clip)
     runs = [Run(Pace(0.2), 0), Run(Pace(0.05, 0.9), 1)]
     for how, settings in (("none", None), ("randomk:0.3", RandomK(0.3))):
         expected = []
         for run in runs:
             torch.manual_seed(run.seed)
-            model = convergence._Pictures()
+            model = convergence._Images()
             team = SimulatedWorkers(model, settings, 2)
             drawn = torch.Generator().manual_seed(run.seed)
             before = {p: torch.zeros_like(p) for p in model.parameters()}

@@ -378,11 +378,11 @@ def _summary(rows: Sequence[Bar]) -> Iterator[Bar]:
     for row in rows:
         cells = cells_of(row)
         wire += [abs(cell["bytes_over_told"] - 1.0) for cell in row.data["cells"].values()]
-        errors += [abs(wanted / step - 1.0) for step, wanted in cells.values()]
-        dense, dense_told = cells["none"]
-        for how, (step, wanted) in cells.items():
+        errors += [abs(predicted_ms / step - 1.0) for step, predicted_ms in cells.values()]
+        dense, dense_predicted = cells["none"]
+        for how, (step, predicted_ms) in cells.items():
             if how != "none" and abs(step / dense - 1.0) > _CLEAR:
-                verdicts.append((step < dense) == (wanted < dense_told))
+                verdicts.append((step < dense) == (predicted_ms < dense_predicted))
         auto = row.data["auto"]["step_ms"]
         tried = [step for how, (step, _) in cells.items() if how.startswith(_AUTOS)]
         slower.append(auto / dense - 1.0)

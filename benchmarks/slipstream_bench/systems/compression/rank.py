@@ -159,7 +159,7 @@ def steps(
 ) -> tuple[list[dict[str, Any]], list[list[Any]]]:  # fmt: skip
     """Return per method step times, bytes sent and `auto`'s choice; and times of operations.
 
-    The methods alternate in turns of one uncounted step and some counted ones, so that other load
+    The methods alternate, each with one uncounted step and some counted ones, so that other load
     on the machine affects all of them.
 
     Args:

@@ -35,14 +35,14 @@ class Scored:
 
     Attributes:
         method: ``dense``, a name of `FORMATS`, ``mixed``, or codes of the trained dense tables.
-        asked: requested compression factor; 1 for dense and for codes.
+        requested: compression factor to reach; 1 for dense and for codes.
         nbytes, ratio: bytes of the tables, and their actual compression factor.
         rate: learning rate.
         scores: one score per seed.
     """
 
     method: str
-    asked: float
+    requested: float
     nbytes: int
     ratio: float
     rate: float
@@ -61,11 +61,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class _Job:
-    """A model to train: its tables compressed `asked` times by `method`."""
+    """A model to train: its tables compressed `requested` times by `method`."""
 
     task: Task
     method: str
-    asked: float
+    requested: float
     rate: float
     seed: int
     least_rows: int
@@ -111,17 +111,17 @@ def compare(
         progress(f"{task.name}: dense")
         found = [outcome() for outcome in dense]
         rate = chosen[DENSE, 1.0]
-        for (method, asked), (nbytes, ratio, _) in found[0].items():
-            scores = tuple(outcomes[method, asked][2] for outcomes in found)
-            yield Scored(method, asked, nbytes, ratio, rate, scores)
-        for (method, asked), trained in own.items():
-            progress(f"{task.name}: {method} at {asked:g}x")
+        for (method, requested), (nbytes, ratio, _) in found[0].items():
+            scores = tuple(outcomes[method, requested][2] for outcomes in found)
+            yield Scored(method, requested, nbytes, ratio, rate, scores)
+        for (method, requested), trained in own.items():
+            progress(f"{task.name}: {method} at {requested:g}x")
             made = [outcome() for outcome in trained]
             if any(outcome is None for outcome in made):
                 continue
             nbytes, ratio, _ = made[-1]
             scores = tuple(outcome[2] for outcome in made)
-            yield Scored(method, asked, nbytes, ratio, chosen[method, asked], scores)
+            yield Scored(method, requested, nbytes, ratio, chosen[method, requested], scores)
 
 
 def epochs_to(
@@ -141,7 +141,7 @@ def epochs_to(
         waiting = [
             run(
                 _epochs_to,
-                _Job(task, scored.method, scored.asked, scored.rate, seed, least_rows),
+                _Job(task, scored.method, scored.requested, scored.rate, seed, least_rows),
                 target,
                 most,
             )
@@ -155,7 +155,7 @@ def ranked(scored: Sequence[Scored], ratio: float) -> list[Scored]:
     own = [
         score
         for score in scored
-        if score.asked == ratio or (score.method in CODES and score.ratio >= ratio)
+        if score.requested == ratio or (score.method in CODES and score.ratio >= ratio)
     ]
     return sorted(own, key=lambda score: -score.mean)
 
@@ -197,11 +197,11 @@ def _rates(
         for key in keys
     }
     chosen = {}
-    for (method, asked), tried in waiting.items():
-        progress(f"{task.name}: rate of {method} at {asked:g}x")
+    for (method, requested), tried in waiting.items():
+        progress(f"{task.name}: rate of {method} at {requested:g}x")
         outcomes = {rate: result() for rate, result in tried.items()}
         # All are None if the method cannot be so small; a rate that is too high may give NaN.
-        chosen[method, asked] = max(
+        chosen[method, requested] = max(
             outcomes,
             key=lambda rate: _score(outcomes[rate]),
         )
@@ -269,7 +269,7 @@ def _made(job: _Job) -> tuple[torch.nn.Module, int, float] | None:
         return model, 0, 1.0
     try:
         chosen = plan(
-            model, job.task.counts(), ratio=job.asked, least_rows=job.least_rows,
+            model, job.task.counts(), ratio=job.requested, least_rows=job.least_rows,
             methods=None if job.method == MIXED else [job.method],
         )  # fmt: skip
     except InvalidArgumentError:

@@ -184,7 +184,7 @@ def _study(study: _Study, ratios: Sequence[float], options: BenchOptions) -> Ite
 def _rows(
     study: _Study, task: Task, ratio: float, scored: Sequence[Scored], workers: int
 ) -> Iterator[Bar]:
-    found = {score.method: score for score in scored if score.asked in (1.0, ratio)}
+    found = {score.method: score for score in scored if score.requested in (1.0, ratio)}
     mean = {name: score.mean for name, score in found.items()}
     detail, unit = _ranking(task, ratio, scored), task.metric
     n = len(found[DENSE].scores)
@@ -250,7 +250,7 @@ def _ranking(task: Task, ratio: float, scored: Sequence[Scored]) -> str:
 
 
 def _size(score: Scored, ratio: float) -> str:
-    return f" ({score.ratio:.1f}x)" if score.asked != ratio else ""
+    return f" ({score.ratio:.1f}x)" if score.requested != ratio else ""
 
 
 def _rate(score: Scored, task: Task) -> str:

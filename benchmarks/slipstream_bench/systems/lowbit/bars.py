@@ -1,7 +1,7 @@
-"""``slipstream bench lowbit``: products of a few bits beside 8-bit and float libraries.
+"""``slipstream bench lowbit``: low-bit matmuls compared with 8-bit and float libraries.
 
-Everything runs on one thread, in CPU time. Weights are packed before, activations inside what is
-timed.
+Everything runs on one thread, in CPU time. Weights are packed beforehand, activations within the
+timed call.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from slipstream_bench.systems.lowbit import decoding, models, peers, predictions
 from slipstream_bench.systems.lowbit.peers import Peer, Run
 
 _SIDE = 512
-# Products are short: as many blocks of them as are asked for need no more.
+# Matmuls are short, so this time suffices for the requested number of blocks.
 _BUDGET_S = 6.0
 _WIDE = 8192
-# Why rows that need an instruction are measured, but not judged, without it.
+# Reasons why rows that need an instruction are measured, but not judged, without it.
 _NO_COUNT = (
     "the bar is for processors that count bits in vectors (VPOPCNTDQ), which this one does not"
 )
@@ -35,9 +35,9 @@ _ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the low-bit bench.
+    """Yield the rows.
 
-    Quick measures 8 of the 56 pairs of widths and takes fewer turns; sizes stay as they are.
+    Quick measures 8 of the 56 pairs of widths and takes fewer turns; sizes stay the same.
     """
     if library() is None:
         yield not_judged("low-bit kernels", "", "available", str(why_no_library()))
@@ -55,7 +55,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 def _ours(
     shape: tuple[int, int, int], w: int, a: int, scheme: str = "auto", level: str = "auto"
 ) -> tuple[Run, str]:
-    """A product of random integers, and the kernel it takes."""
+    """Return a matmul of random integers, and the name of its kernel."""
     m, n, k = shape
     weight = torch.randint(0, 2**w, (n, k), dtype=torch.uint8)
     x = torch.randint(0, 2**a, (m, k), dtype=torch.uint8)
@@ -65,27 +65,27 @@ def _ours(
 
 
 def _taken(arms: Mapping[str, Run], blocks: int) -> Paired:
-    """Of products whose operands are in the caches."""
+    """Run matmuls against each other, with operands in the caches."""
     return paired(arms, blocks=blocks, budget_s=_BUDGET_S, settle_s=0.05, warm=True)
 
 
 def _peak_rate() -> float | None:
-    """Products of bytes a second that the best level makes of registers alone; None: unknown."""
+    """Return the best level's multiply rate on registers, in byte products per second, or None."""
     bound = lowbit_library()
     assert bound is not None
-    found = candidates(Shape(None, _SIDE, _SIDE, 8, 8), cpu_features().levels)["dense"].index
+    kernel = candidates(Shape(None, _SIDE, _SIDE, 8, 8), cpu_features().levels)["dense"].index
     rounds, products = 20_000, 0
 
     def spin() -> None:
         nonlocal products
-        products = int(bound.slipstream_lowbit_spin(found, rounds))
+        products = int(bound.slipstream_lowbit_spin(kernel, rounds))
 
     shortest_s = float(times_s(spin, 5).min())
     return products / shortest_s or None
 
 
 def _clock_ghz() -> float:
-    """What the clock is just now, from additions that wait for each other."""
+    """Return the current clock rate, from dependent additions."""
     bound = lowbit_library()
     assert bound is not None
     count = 200_000
@@ -115,12 +115,12 @@ def _grid_rows(options: BenchOptions) -> Iterator[Bar]:
         clock, peak = _clock_ghz(), _peak_rate()
         rate = work / ours_s
         share = f" of {peak / 1e9 / clock:.0f} for products of bytes" if peak else ""
-        said = f"{kernel}; {rate / clock:.0f} MAC/cycle{share} at {clock:.2f} GHz; "
-        said += f"{taken.median_s('fp32') / ours_s:.1f}x fp32"
+        note = f"{kernel}; {rate / clock:.0f} MAC/cycle{share} at {clock:.2f} GHz; "
+        note += f"{taken.median_s('fp32') / ours_s:.1f}x fp32"
         if best:
-            said += f", {taken.median_s(best) / ours_s:.2f}x {best}"
+            note += f", {taken.median_s(best) / ours_s:.2f}x {best}"
         blocks = len(taken.times_s("ours"))
-        yield Bar(bar, rate, "GMAC/s", "reported", None, blocks, f"no bar; {said}")
+        yield Bar(bar, rate, "GMAC/s", "reported", None, blocks, f"no bar; {note}")
 
 
 def _must(peer: Peer) -> Run:
@@ -129,7 +129,7 @@ def _must(peer: Peer) -> Run:
 
 
 def _int8_engines(shape: tuple[int, int, int]) -> dict[str, Run]:
-    """PyTorch's 8-bit arms that run here, without qnnpack, which no x86 user would take."""
+    """Return PyTorch's 8-bit arms that run here, without qnnpack, which x86 does not use."""
     found: dict[str, Peer] = {"torch._int_mm": peers.int_mm(*shape)}
     for engine in _ENGINES[:3]:
         found[f"torch {engine}"] = peers.quantized(engine, *shape)
@@ -245,7 +245,7 @@ def _between(
     target: float,
     blocks: int,
 ) -> Iterator[Bar]:
-    """One kernel of ours, a scheme and a level, against another at W3A3."""
+    """Compare two of our kernels, each a scheme and a level, at W3A3."""
     if not options.wants(bar):
         return
     options.progress(bar)
@@ -264,7 +264,7 @@ def _between(
 
 
 def _layer(shape: tuple[int, int, int], w: int) -> Run:
-    """A layer from floats to floats, as its peers are, with activations of 8 bits."""
+    """Return a layer from floats to floats, like its peers, with activations of 8 bits."""
     m, n, k = shape
     weight = torch.randint(0, 2**w, (n, k), dtype=torch.uint8)
     packed = pack_weights(weight, w, zero_points=2 ** (w - 1), rows=m)
@@ -287,11 +287,11 @@ def _vector_rows(options: BenchOptions) -> Iterator[Bar]:
     peer = peers.quantized("fbgemm", *shape, dynamic=True)
     if not isinstance(peer, str):
         arms["fbgemm"] = peer
-    # Long enough to come from memory: four times what a processor's cache may hold.
+    # Large enough to come from memory: four times the size of any processor's cache.
     read = torch.ones(1 << 26, dtype=torch.float32)
     arms["read"] = read.sum
     theirs = {w: peers.onnxruntime(w, *shape) for w, bar in ort_names.items() if options.wants(bar)}
-    arms |= {f"ort W{w}": one for w, one in theirs.items() if not isinstance(one, str)}
+    arms |= {f"ort W{w}": run for w, run in theirs.items() if not isinstance(run, str)}
     taken = paired(arms, blocks=40 if options.full else 12, spoil=read.sum, once=True)
     ms = {name: 1e3 * taken.median_s(name) for name in taken.arms}
     for w, other in theirs.items():

@@ -1,6 +1,6 @@
-"""A decoder in the shape of Llama that gives one byte after the other, with a cache of its keys.
+"""A Llama-like decoder that generates one byte at a time, with a cache of keys and values.
 
-Pre-norms, gated layers, positions that are added; trained on the texts Python's help is made of.
+Pre-norms, gated layers, added position embeddings; trained on the texts of Python's help.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Cache = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Layer(nn.Module):
-    """Attention to what came before, then a gated layer."""
+    """Attention to earlier positions, then a gated layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class Layer(nn.Module):
         self.down = nn.Linear(wide, width, bias=False)
 
     def forward(self, x: torch.Tensor, past: Any = None) -> tuple[torch.Tensor, Any]:
-        """[batch, n, width] and keys and values before it, to the same with those of `x` added."""
+        """Map [batch, n, width] to the same; return keys and values extended by those of `x`."""
         normed = self.norm(x)
         q, k, v = (
-            one(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for one in (self.q, self.k, self.v)
+            layer(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
         )
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
@@ -48,7 +48,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Bytes to logits of the next ones."""
+    """A model from bytes to logits of the next byte."""
 
     def __init__(self, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -59,21 +59,21 @@ class Decoder(nn.Module):
         self.head = nn.Linear(width, BYTES, bias=False)
 
     def forward(self, ids: torch.Tensor, cache: Cache | None = None) -> tuple[torch.Tensor, Cache]:
-        """[batch, n] to logits [batch, n, BYTES], and the cache with these ids in it."""
+        """Map [batch, n] to logits [batch, n, BYTES]; return the cache extended by these ids."""
         before = 0 if cache is None else cache[0][0].shape[2]
         places = torch.arange(before, before + ids.shape[1])
-        x, kept = self.embedding(ids) + self.positions(places), []
+        x, extended = self.embedding(ids) + self.positions(places), []
         for number, layer in enumerate(self.layers):
-            x, one = layer(x, None if cache is None else cache[number])
-            kept.append(one)
-        return self.head(self.norm(x)), kept
+            x, keys_values = layer(x, None if cache is None else cache[number])
+            extended.append(keys_values)
+        return self.head(self.norm(x)), extended
 
     @torch.no_grad()
     def decode(self, logits: torch.Tensor, cache: Cache, count: int) -> torch.Tensor:
-        """The `count` likeliest bytes behind what was read, one at a time.
+        """Generate the `count` most likely next bytes, one at a time.
 
         Args:
-            logits, cache: what the ids before gave.
+            logits, cache: results of the ids before.
         """
         made = []
         for _ in range(count):
@@ -83,20 +83,20 @@ class Decoder(nn.Module):
 
 
 def text() -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes to train on, and held-out ones."""
+    """Return bytes to train on, and held-out ones."""
     joined = "\n".join(topics.topics.values()).encode()
     data = torch.frombuffer(bytearray(joined), dtype=torch.uint8).long()
     return data[: len(data) * 9 // 10], data[len(data) * 9 // 10 :]
 
 
 def batch(data: torch.Tensor, count: int, length: int) -> torch.Tensor:
-    """`count` random stretches of `length` bytes and one more."""
+    """Return `count` random sequences of `length` bytes and one more."""
     starts = torch.randint(0, len(data) - length - 1, (count,))
     return data[starts[:, None] + torch.arange(length + 1)]
 
 
 def trained(steps: int, width: int = 128) -> Decoder:
-    """A small decoder after so many steps of Adam."""
+    """Train a small decoder for `steps` steps of Adam."""
     torch.manual_seed(0)
     model = Decoder(width, 2, 4)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
@@ -112,7 +112,7 @@ def trained(steps: int, width: int = 128) -> Decoder:
 
 @torch.no_grad()
 def perplexity(model: nn.Module) -> float:
-    """Of held-out bytes."""
+    """Return the perplexity of held-out bytes."""
     torch.manual_seed(1)
     ids = batch(text()[1], 64, 64)
     logits = model(ids[:, :-1])[0]

@@ -1,6 +1,6 @@
-"""Rows of ``slipstream bench lowbit`` about decoding at batch 1: speed, memory, quality.
+"""Rows of ``slipstream bench lowbit`` on decoding at batch 1: speed, memory, quality.
 
-One thread. A token of a decoder reads every weight once: what counts is how many bytes that is.
+One thread. A decoder reads every weight once per token, so that the number of bytes dominates.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PROMPT = f"decoding: a prompt of {_READ} tokens, w4a8 against torch int8"
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """A decoder of 101 million weights against torch's int8, its products against other runtimes'
-    four bits, and what a small trained one loses."""
+    """Compare a decoder of 101 million weights with torch's int8, its matmuls with other runtimes'
+    four bits, and the quality of a small trained one."""
     with one_thread(gradients=False):
         yield from _token_rows(options)
         yield from _product_rows(options)
@@ -36,8 +36,8 @@ def _token_rows(options: BenchOptions) -> Iterator[Bar]:
         "decoding: w4a8 against float32, batch 1": ("float32", "w4a8", 4.0),
         _PROMPT: ("int8", "w4a8", 1.0),
     }
-    wanted = [bar for bar in rows if options.wants(bar)]
-    if not wanted:
+    selected = [bar for bar in rows if options.wants(bar)]
+    if not selected:
         return
     import torch
 
@@ -47,21 +47,21 @@ def _token_rows(options: BenchOptions) -> Iterator[Bar]:
     model = Decoder(_WIDTH, _LAYERS, _HEADS).eval()
     ids = torch.randint(0, 256, (1, _READ))
     models: dict[str, Any] = {"float32": model, "int8": _int8(model)}
-    for bar in wanted:
+    for bar in selected:
         name = rows[bar][1]
         if name not in models:
             options.progress(f"decoding: {name}")
             models[name] = _low_bit(model, ids, int(name[1]), edge_bits=int(name[1]))
     blocks = 9 if options.full else 6
-    tokens = {name: _tokens(one, ids) for name, one in models.items()}
+    tokens = {name: _tokens(decoder, ids) for name, decoder in models.items()}
     taken = paired(tokens, blocks=blocks, budget_s=60.0)
-    sizes = {name: _weight_bytes(one) for name, one in models.items()}
-    for bar in wanted:
+    sizes = {name: _weight_bytes(decoder) for name, decoder in models.items()}
+    for bar in selected:
         slow, fast, target = rows[bar]
         if bar == _PROMPT:
             prompts = {name: partial(models[name], ids) for name in (slow, fast)}
             read = paired(prompts, blocks=blocks, budget_s=20.0)
-            each = ", ".join(f"{one} {read.median_s(one) * 1e3:.1f} ms" for one in (fast, slow))
+            each = ", ".join(f"{arm} {read.median_s(arm) * 1e3:.1f} ms" for arm in (fast, slow))
             yield read.ratio(slow, fast).at_least(bar, target, detail=each)
             continue
         rates = {name: _TOKENS / taken.median_s(name) for name in (fast, slow)}
@@ -79,8 +79,8 @@ def _product_rows(options: BenchOptions) -> Iterator[Bar]:
         "decoding: products of a token in 4 bits against ONNX Runtime": ("onnxruntime", 1.3),
         "decoding: products of a token in 4 bits against OpenVINO": ("openvino", 1.3),
     }
-    wanted = [bar for bar in rows if options.wants(bar)]
-    if not wanted:
+    selected = [bar for bar in rows if options.wants(bar)]
+    if not selected:
         return
     import torch
     from torch import nn
@@ -90,24 +90,28 @@ def _product_rows(options: BenchOptions) -> Iterator[Bar]:
     from slipstream_bench.systems.lowbit.decoder import Layer
 
     shapes = [
-        one.weight.shape for one in Layer(_WIDTH, _HEADS).modules() if isinstance(one, nn.Linear)
+        layer.weight.shape
+        for layer in Layer(_WIDTH, _HEADS).modules()
+        if isinstance(layer, nn.Linear)
     ] * _LAYERS
     floats = [nn.Linear(k, n, bias=False) for n, k in shapes]
-    layers = [LowBitLinear.from_float(one, 4, 8, (-3.0, 3.0), least_error=False) for one in floats]
+    layers = [
+        LowBitLinear.from_float(layer, 4, 8, (-3.0, 3.0), least_error=False) for layer in floats
+    ]
     inputs = {k: torch.randn(1, k) for _, k in shapes}
 
     def ours() -> None:
         for layer, (_, k) in zip(layers, shapes, strict=True):
             layer(inputs[k])
 
-    for bar in wanted:
+    for bar in selected:
         options.progress(bar)
         peer, target = rows[bar]
         runs: list[Any]
         if peer == "torch":
-            eights = [_int8(nn.Sequential(one)) for one in floats]
+            eights = [_int8(nn.Sequential(layer)) for layer in floats]
             pairs = zip(eights, shapes, strict=True)
-            runs = [partial(one, inputs[k]) for one, (_, k) in pairs]
+            runs = [partial(layer, inputs[k]) for layer, (_, k) in pairs]
             about = "theirs in eight bits"
         else:
             runs = [getattr(peers, peer)(4, 1, n, k) for n, k in shapes]
@@ -131,8 +135,8 @@ def _quality_rows(options: BenchOptions) -> Iterator[Bar]:
         "decoding: perplexity of w4a8 over float32": (4, 1.10),
         "decoding: perplexity of w3a8 over float32": (3, 1.30),
     }
-    wanted = [bar for bar in rows if options.wants(bar)]
-    if not wanted:
+    selected = [bar for bar in rows if options.wants(bar)]
+    if not selected:
         return
     import torch
 
@@ -143,12 +147,12 @@ def _quality_rows(options: BenchOptions) -> Iterator[Bar]:
         model = trained(600 if options.full else 200)
     before, int8 = perplexity(model), perplexity(_int8(model))
     calibrated = batch(text()[0], 16, 64)[:, :-1]
-    for bar in wanted:
+    for bar in selected:
         bits, most = rows[bar]
         after = perplexity(_low_bit(model, calibrated, bits))
         detail = (
-            f"{after:.2f} of bytes held out, float32 {before:.2f}, torch int8 {int8:.2f}; not "
-            "trained again, first and last layer in 8 bits"
+            f"{after:.2f} on held-out bytes, float32 {before:.2f}, torch int8 {int8:.2f}; not "
+            "retrained, first and last layer in 8 bits"
         )
         yield at_most(bar, after / before, most, "x", detail=detail)
 
@@ -174,23 +178,23 @@ def _tokens(model: Any, ids: Any) -> Callable[[], object]:
     from slipstream_bench.systems.lowbit.decoder import Decoder
 
     assert isinstance(model, Decoder)
-    # The prompt is read once, before: it has many rows, and is no part of a token.
+    # The prompt is read once beforehand: it has many rows, and is not part of a token's time.
     logits, cache = model(ids)
     return lambda: model.decode(logits, cache, _TOKENS)
 
 
 def _weight_bytes(model: Any) -> int:
-    """Of linear layers, as they are multiplied with."""
+    """Return the bytes of linear layers' weights as the matmuls read them."""
     import torch
 
     from slipstream.techniques.lowbit.layer import LowBitLayer
 
     total = 0
-    for one in model.modules():
-        if isinstance(one, LowBitLayer):
-            total += sum(packed.nbytes for packed in one.packed)
-        elif isinstance(one, torch.nn.Linear):
-            total += one.weight.nbytes
-        elif callable(getattr(one, "weight", None)):
-            total += one.weight().numel()
+    for module in model.modules():
+        if isinstance(module, LowBitLayer):
+            total += sum(packed.nbytes for packed in module.packed)
+        elif isinstance(module, torch.nn.Linear):
+            total += module.weight.nbytes
+        elif callable(getattr(module, "weight", None)):
+            total += module.weight().numel()
     return total

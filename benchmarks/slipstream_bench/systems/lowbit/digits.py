@@ -1,4 +1,4 @@
-"""A small network trained on scikit-learn's digits in float, and then in a few bits."""
+"""A small network trained on scikit-learn's digits in float, then in few bits."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _HELD_OUT = 597
 
 @dataclass(frozen=True)
 class Digits:
-    """Images float32 [n, 1, 8, 8] in 0 to 1, and labels; the last 597 are held out."""
+    """Images, float32 [n, 1, 8, 8] in 0 to 1, and labels; the last 597 are held out."""
 
     train: tuple[torch.Tensor, torch.Tensor]
     test: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
     def load(cls) -> Digits:
-        """Shuffled once and for all.
+        """Load and shuffle the digits, always in the same order.
 
         Raises:
-            MissingExtraError: scikit-learn is not there.
+            MissingExtraError: scikit-learn is not installed.
         """
         try:
             from sklearn.datasets import load_digits
@@ -43,7 +43,7 @@ class Digits:
         return cls((images[:cut], labels[:cut]), (images[cut:], labels[cut:]))
 
     def accuracy(self, model: nn.Module) -> float:
-        """The share of held-out images that `model` names right, in percent."""
+        """Return the accuracy of `model` on held-out images, in percent."""
         model.eval()
         with torch.no_grad():
             right = model(self.test[0]).argmax(1) == self.test[1]
@@ -51,7 +51,7 @@ class Digits:
 
 
 def network() -> nn.Sequential:
-    """Three convolutions and a linear layer, 15 thousand weights."""
+    """Return three convolutions and a linear layer with 15 thousand weights."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
         nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
@@ -62,7 +62,7 @@ def network() -> nn.Sequential:
 
 
 def train(model: nn.Module, data: Digits, epochs: int, rate: float, seed: int) -> None:
-    """Adam with a learning rate that falls to zero."""
+    """Train with Adam and a learning rate that decays to zero."""
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     steps = epochs * (len(data.train[1]) // _BATCH)
@@ -81,14 +81,14 @@ def train(model: nn.Module, data: Digits, epochs: int, rate: float, seed: int) -
 
 @dataclass(frozen=True)
 class Trained:
-    """Accuracies in percent, and the model in its two forms.
+    """Accuracies in percent, and the model in two forms.
 
     Attributes:
-        float_: of the network in float32.
-        rounded: after training with fake quantisation.
-        lowbit: of the low-bit layers made of that.
-        model: with low-bit layers.
-        fake: with fake quantisation, in eval mode.
+        float_: accuracy of the network in float32.
+        rounded: accuracy after training with fake quantisation.
+        lowbit: accuracy of the low-bit layers converted from it.
+        model: the network with low-bit layers.
+        fake: the network with fake quantisation, in eval mode.
     """
 
     float_: float
@@ -99,10 +99,10 @@ class Trained:
 
 
 def run(wbits: int, abits: int, seed: int, *, epochs: tuple[int, int] = (8, 8)) -> Trained:
-    """Train in float, then go on with rounding, then convert.
+    """Train in float, then with rounding, then convert.
 
     Args:
-        epochs: of each training.
+        epochs: epochs of each training.
     """
     import copy
 

@@ -1,6 +1,6 @@
-"""Rows of ``slipstream bench lowbit`` about whole models: speed, prediction, size, accuracy.
+"""Rows of ``slipstream bench lowbit`` on whole models: speed, size, accuracy.
 
-All on one thread and in CPU time.
+Everything runs on one thread, in CPU time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ QUICK_NETWORKS = ("ResNet-18", "SqueezeNet", "MobileNetV2")
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Speed of seven networks, of layers bound by their weights, and of one small call; size of a
-    checkpoint; accuracy after training.
+    """Yield rows on seven networks, weight-bound layers, a small call, a checkpoint and accuracy.
 
     Quick takes about a minute: three of the seven networks, fewer runs.
     """
@@ -46,17 +45,17 @@ def _network_rows(options: BenchOptions) -> Iterator[Bar]:
         ("models: w3a3 against torch int8", (3, 3), "int8", 1.0),
         ("models: w2a2 against torch int8", (2, 2), "int8", 1.2),
     )
-    wanted = [row for row in rows if options.wants(row[0])]
-    if not wanted:
+    selected = [row for row in rows if options.wants(row[0])]
+    if not selected:
         return
-    found: dict[str, dict[str, Ratio]] = {row[0]: {} for row in wanted}
+    found: dict[str, dict[str, Ratio]] = {row[0]: {} for row in selected}
     for name in names:
         options.progress(f"models: {name}")
         taken = _network_times(NETWORKS[name], 9 if options.full else 8)
-        for bar, bits, peer, _ in wanted:
+        for bar, bits, peer, _ in selected:
             found[bar][name] = taken.ratio(peer, f"w{bits[0]}a{bits[1]}")
-    for bar, _, _, target in wanted:
-        mean = math.exp(statistics.mean(math.log(one.value) for one in found[bar].values()))
+    for bar, _, _, target in selected:
+        mean = math.exp(statistics.mean(math.log(ratio.value) for ratio in found[bar].values()))
         each = "; ".join(f"{name} {ratio}" for name, ratio in found[bar].items())
         row = at_least(bar, mean, target, "x", n=len(names), detail=f"{of}: {each}")
         yield guarded(row, found[bar])
@@ -78,24 +77,24 @@ def _network_times(make: Callable[[], Any], blocks: int) -> Paired:
 
 
 def bound(model: Any, x: Any) -> Callable[[], object]:
-    """A call of `model`."""
+    """Return a call of `model`."""
     return lambda: model(x)
 
 
 def low_bit(model: Any, x: Any, wbits: int, abits: int) -> Any:
-    """A copy of `model` in few bits, calibrated on `x`."""
+    """Return a copy of `model` in few bits, calibrated on `x`."""
     from torch.fx.experimental.optimization import fuse
 
     from slipstream.techniques.lowbit.qat import quantise_model
 
-    # Norms behind layers that stay in float are folded for us as torch folds them for itself.
+    # Norms after layers that stay in float are folded, as torch does.
     lowbit = fuse(copy.deepcopy(model))
     quantise_model(lowbit, [x], wbits=wbits, abits=abits, least_error=False)
     return lowbit
 
 
 def torch_int8(model: Any, x: Any) -> Any:
-    """`model` as torch quantises it for x86, calibrated on `x`."""
+    """Return `model` as torch quantises it for x86, calibrated on `x`."""
     import torch
     from torch.ao.quantization import get_default_qconfig_mapping
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
@@ -104,7 +103,7 @@ def torch_int8(model: Any, x: Any) -> Any:
     torch.backends.quantized.engine = "x86"
     try:
         with warnings.catch_warnings():
-            # It is deprecated in favour of a package that is not a dependency of ours.
+            # It is deprecated in favour of a package that is not one of our dependencies.
             warnings.simplefilter("ignore")
             prepared = prepare_fx(copy.deepcopy(model), get_default_qconfig_mapping("x86"), (x,))
             prepared(x)
@@ -155,7 +154,7 @@ def _small_call_row(options: BenchOptions) -> Iterator[Bar]:
 
     taken = paired({"float": bound(module, x), "lowbit": bound(layer, x)})
     micro = 1e6 * taken.median_s("lowbit")
-    detail = f"{micro:.1f} us, Python included, of torch's float32 layer"
+    detail = f"{micro:.1f} us with Python, over torch's float32 layer"
     yield taken.ratio("lowbit", "float").at_most(bar, 1.3, detail=detail)
 
 
@@ -200,10 +199,10 @@ def _digits_row(options: BenchOptions) -> Iterator[Bar]:
     except MissingExtraError as error:
         yield not_judged(bar, "points", "<= 1.5", error.what)
         return
-    lost = [one.float_ - one.lowbit for one in found]
+    lost = [trained.float_ - trained.lowbit for trained in found]
     detail = (
         f"worst of {len(lost)} seeds, 597 held-out images; float32 "
-        f"{statistics.mean(one.float_ for one in found):.2f} %, three bits "
-        f"{statistics.mean(one.lowbit for one in found):.2f} % in the mean"
+        f"{statistics.mean(trained.float_ for trained in found):.2f} %, three bits "
+        f"{statistics.mean(trained.lowbit for trained in found):.2f} % on average"
     )
     yield at_most(bar, max(lost), 1.5, "points", n=len(lost), detail=detail)

@@ -1,6 +1,6 @@
-"""Seven well-known image networks with random weights, for timing inference; 224 x 224 pixels.
+"""Seven well-known image networks with random weights, for timing inference at 224 x 224 pixels.
 
-Sources: Krizhevsky et al. 2012 (in its one-column form of 2014), Simonyan and Zisserman 2015, He et
+Sources: Krizhevsky et al. 2012 (single-column, 2014), Simonyan and Zisserman 2015, He et
 al. 2016, Iandola et al. 2016 (version 1.1), Szegedy et al. 2015 (with batch norm), Sandler et al.
 2018.
 """
@@ -18,7 +18,7 @@ SIZE = 224
 def _conv(
     inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: bool = True
 ) -> nn.Sequential:
-    """Convolution, batch norm, ReLU; the size stays but for the stride."""
+    """Return convolution, batch norm and ReLU, padded to keep the size except for the stride."""
     layers: list[nn.Module] = [
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -27,7 +27,7 @@ def _conv(
 
 
 def alexnet() -> nn.Sequential:
-    """0.7 G products, 61 M weights."""
+    """Return AlexNet: 0.7 G multiply-adds, 61 M weights."""
     return nn.Sequential(
         nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2),
         nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
@@ -40,7 +40,7 @@ def alexnet() -> nn.Sequential:
 
 
 def vgg16() -> nn.Sequential:
-    """15.5 G products, 138 M weights."""
+    """Return VGG-16: 15.5 G multiply-adds, 138 M weights."""
     layers: list[nn.Module] = []
     channels = 3
     for outputs, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
@@ -55,7 +55,7 @@ def vgg16() -> nn.Sequential:
 
 
 class _Residual(nn.Module):
-    """A body, a short cut, their sum."""
+    """A residual block: the sum of a body and a shortcut."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module, act: bool = True) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def _resnet(block: Callable[[int, int, int], nn.Module], counts: tuple[int, ...]
 
 
 def resnet18() -> nn.Sequential:
-    """1.8 G products, 12 M weights."""
+    """Return ResNet-18: 1.8 G multiply-adds, 12 M weights."""
 
     def block(inputs: int, inner: int, stride: int) -> nn.Module:
         body = nn.Sequential(_conv(inputs, inner, 3, stride), _conv(inner, inner, 3, act=False))
@@ -97,7 +97,7 @@ def resnet18() -> nn.Sequential:
 
 
 def resnet50() -> nn.Sequential:
-    """4.1 G products, 25 M weights."""
+    """Return ResNet-50: 4.1 G multiply-adds, 25 M weights."""
 
     def block(inputs: int, inner: int, stride: int) -> nn.Module:
         body = nn.Sequential(
@@ -112,8 +112,8 @@ def resnet50() -> nn.Sequential:
     return _resnet(block, (3, 4, 6, 3), 4)
 
 
-class _Beside(nn.Module):
-    """Several paths over one input, their channels one after the other."""
+class _Branches(nn.Module):
+    """Parallel branches over one input, with concatenated channels."""
 
     def __init__(self, *paths: nn.Module) -> None:
         super().__init__()
@@ -124,12 +124,12 @@ class _Beside(nn.Module):
 
 
 def squeezenet() -> nn.Sequential:
-    """0.35 G products, 1.2 M weights."""
+    """Return SqueezeNet: 0.35 G multiply-adds, 1.2 M weights."""
 
     def fire(inputs: int, squeezed: int, expanded: int) -> nn.Module:
         return nn.Sequential(
             nn.Conv2d(inputs, squeezed, 1), nn.ReLU(),
-            _Beside(
+            _Branches(
                 nn.Sequential(nn.Conv2d(squeezed, expanded, 1), nn.ReLU()),
                 nn.Sequential(nn.Conv2d(squeezed, expanded, 3, padding=1), nn.ReLU()),
             ),
@@ -146,12 +146,12 @@ def squeezenet() -> nn.Sequential:
 
 
 def googlenet() -> nn.Sequential:
-    """1.5 G products, 6.6 M weights."""
+    """Return GoogLeNet: 1.5 G multiply-adds, 6.6 M weights."""
 
     def mixed(inputs: int, *sizes: int) -> nn.Module:
-        one, three_in, three, five_in, five, pooled = sizes
-        return _Beside(
-            _conv(inputs, one, 1),
+        single, three_in, three, five_in, five, pooled = sizes
+        return _Branches(
+            _conv(inputs, single, 1),
             nn.Sequential(_conv(inputs, three_in, 1), _conv(three_in, three, 3)),
             nn.Sequential(_conv(inputs, five_in, 1), _conv(five_in, five, 5)),
             nn.Sequential(nn.MaxPool2d(3, 1, 1), _conv(inputs, pooled, 1)),
@@ -171,7 +171,7 @@ def googlenet() -> nn.Sequential:
 
 
 def mobilenet_v2() -> nn.Sequential:
-    """0.3 G products, 3.5 M weights; ReLU in the place of ReLU6."""
+    """Return MobileNetV2: 0.3 G multiply-adds, 3.5 M weights; ReLU instead of ReLU6."""
     layers: list[nn.Module] = [_conv(3, 32, 3, 2)]
     channels = 32
     settings = (

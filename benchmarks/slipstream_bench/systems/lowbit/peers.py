@@ -1,7 +1,7 @@
-"""What others make of the same product: PyTorch's engines, gemmlowp, ONNX Runtime, OpenVINO.
+"""Peers for the same matmul: PyTorch's engines, gemmlowp, ONNX Runtime, OpenVINO.
 
 Each peer is a function without arguments that multiplies once, on one thread, or the reason why it
-cannot be run here.
+cannot run here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def int_mm(m: int, n: int, k: int) -> Peer:
 
 
 def quantized(engine: str, m: int, n: int, k: int, *, dynamic: bool = False) -> Peer:
-    """PyTorch's quantised linear layer, 8-bit inputs and outputs; floats where `dynamic`."""
+    """Return PyTorch's quantised linear layer on 8-bit inputs and outputs; floats if `dynamic`."""
     if engine not in torch.backends.quantized.supported_engines:
         return f"this PyTorch has no engine '{engine}'"
     with warnings.catch_warnings(), _engine(engine):
@@ -49,7 +49,7 @@ def quantized(engine: str, m: int, n: int, k: int, *, dynamic: bool = False) -> 
         x = torch.quantize_per_tensor(torch.rand(m, k), 1 / 127, 0, torch.quint8)
     floats = torch.randn(m, k)
 
-    # The engine need not be set for the call: the packed weights belong to one.
+    # The engine need not be set for the call, since packed weights belong to an engine.
     if dynamic:
         return lambda: torch.ops.quantized.linear_dynamic(floats, packed, True)
     return lambda: torch.ops.quantized.linear(x, packed, 0.1, 64)
@@ -66,9 +66,9 @@ def _engine(name: str) -> Iterator[None]:
 
 
 def onnxruntime(bits: int, m: int, n: int, k: int) -> Peer:
-    """ONNX Runtime's ``MatMulNBits``: weights of 2, 4 or 8 bits in blocks of 32, floats around.
+    """Return ONNX Runtime's ``MatMulNBits``: weights of 2, 4 or 8 bits in blocks of 32, float data.
 
-    Accuracy level 4: it rounds activations to 8 bits inside, as ours do.
+    Accuracy level 4: it rounds activations to 8 bits internally, as ours do.
     """
     try:
         import onnx
@@ -97,7 +97,7 @@ def onnxruntime(bits: int, m: int, n: int, k: int) -> Peer:
         session = ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-    except Exception as error:  # its own kinds, which have no common base
+    except Exception as error:  # its exceptions have no common base class
         return f"ONNX Runtime: {str(error).splitlines()[0][:200]}"
     x = {"x": draw.random((m, k), dtype=np.float32)}
     return lambda: session.run(None, x)
@@ -124,7 +124,7 @@ extern "C" void multiply(const uint8_t* a, const uint8_t* b, int32_t* c, int m, 
 
 
 def gemmlowp(m: int, n: int, k: int) -> Peer:
-    """gemmlowp with its AVX2 kernels, compiled now (Debian: libgemmlowp-dev)."""
+    """Return gemmlowp with its AVX2 kernels, compiled on demand (Debian: libgemmlowp-dev)."""
     named = os.environ.get("SLIPSTREAM_GEMMLOWP", "/usr/include/gemmlowp")
     if not (Path(named) / "public" / "gemmlowp.h").is_file():
         return (
@@ -167,7 +167,7 @@ def gemmlowp(m: int, n: int, k: int) -> Peer:
 
 
 def openvino(bits: int, m: int, n: int, k: int) -> Peer:
-    """OpenVINO's product with weights of 4 or 8 bits in blocks of 32, floats around."""
+    """Return OpenVINO's matmul with weights of 4 or 8 bits in blocks of 32, float data."""
     try:
         import openvino as ov
     except ImportError:
@@ -182,14 +182,14 @@ def openvino(bits: int, m: int, n: int, k: int) -> Peer:
     scales = ops.constant(draw.random((*shape[:2], 1)).astype(np.float16))
     weight = ops.reshape(ops.multiply(ops.subtract(codes, middle), scales), [n, k], False)
     x = ops.parameter([m, k], ov.Type.f32)
-    made = ops.matmul(x, ops.convert(weight, "f32"), False, True)
-    compiled = ov.compile_model(ov.Model([made], [x]), "CPU", _OPENVINO)
-    request, given = compiled.create_infer_request(), draw.random((m, k), dtype=np.float32)
-    return lambda: request.infer([given], share_inputs=True)
+    output = ops.matmul(x, ops.convert(weight, "f32"), False, True)
+    compiled = ov.compile_model(ov.Model([output], [x]), "CPU", _OPENVINO)
+    request, x_values = compiled.create_infer_request(), draw.random((m, k), dtype=np.float32)
+    return lambda: request.infer([x_values], share_inputs=True)
 
 
 def onnxruntime_network(file: Path, x: torch.Tensor) -> Peer:
-    """A whole network in an ONNX file, with an input ``x``; it gives an array."""
+    """Return a call of a whole network in an ONNX file with an input ``x``."""
     from slipstream.errors import MissingExtraError
     from slipstream.runtimes.files import OnnxRuntime
 
@@ -197,17 +197,17 @@ def onnxruntime_network(file: Path, x: torch.Tensor) -> Peer:
         session = OnnxRuntime(file).session
     except MissingExtraError as error:
         return error.what
-    given = {"x": x.numpy()}
-    return lambda: session.run(None, given)[0]
+    feeds = {"x": x.numpy()}
+    return lambda: session.run(None, feeds)[0]
 
 
 def openvino_network(file: Path, x: torch.Tensor) -> Peer:
-    """The same file by OpenVINO; floats stay float32, which it would make bfloat16 of."""
+    """Return a call of the same file in OpenVINO, in float32 instead of its default bfloat16."""
     try:
         import openvino as ov
     except ImportError:
         return _NO_OPENVINO
     settings = {**_OPENVINO, "INFERENCE_PRECISION_HINT": "f32"}
     request = ov.compile_model(str(file), "CPU", settings).create_infer_request()
-    given = [x.numpy()]
-    return lambda: request.infer(given, share_inputs=True)[0]
+    inputs = [x.numpy()]
+    return lambda: request.infer(inputs, share_inputs=True)[0]

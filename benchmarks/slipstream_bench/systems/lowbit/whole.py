@@ -1,8 +1,8 @@
-"""Rows of ``slipstream bench lowbit`` about whole networks beside ONNX Runtime and OpenVINO.
+"""Rows of ``slipstream bench lowbit`` on whole networks compared with ONNX Runtime and OpenVINO.
 
-Every arm computes the same network on the same input, on one thread, its ranges calibrated on that
-input; weights have a grid a channel. An arm whose output is far from float32's is not judged: it
-computes something else.
+Every arm computes the same network on the same input, on one thread, with ranges calibrated on that
+input and weights quantised per channel. An arm whose output is far from float32's is not judged,
+because it computes something else.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from slipstream_bench.systems.lowbit.models import bound, low_bit, torch_int8
 from slipstream_bench.systems.lowbit.networks import SIZE, mobilenet_v2, resnet18
 from slipstream_bench.systems.lowbit.peers import Peer, Run
 
-# By the length of what is off over the length of float32's output. Of networks of other weights it
-# is 1.4; eight bits cost up to a quarter in fifty layers of random weights.
+# Norm of the error over the norm of float32's output. For a network with other weights it is 1.4;
+# eight bits cost up to a quarter in fifty layers of random weights.
 _SAME = 0.5
 _PEERS = ("ONNX Runtime int8", "OpenVINO int8", "ONNX Runtime float32", "OpenVINO float32")
 _FLOAT, _EIGHT, _THREE, _TORCH = "float32", "w8a8", "w3a3", "torch int8"
 
 
 def small() -> nn.Sequential:
-    """Three convolutions on 32 x 32 pixels: 29 M products, 56 thousand weights."""
+    """Return three convolutions on 32 x 32 pixels: 29 M multiply-adds, 56 thousand weights."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -49,22 +49,22 @@ _NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """A row a network and a peer: how many times as long it takes as ours in eight bits."""
+    """Yield a row per network and peer: its time over ours in eight bits."""
     for name, (make, size) in _NETWORKS.items():
         rows = {f"whole: {name} in w8a8, times {peer}": peer for peer in _PEERS}
-        wanted = {bar: peer for bar, peer in rows.items() if options.wants(bar)}
-        if not wanted:
+        selected = {bar: peer for bar, peer in rows.items() if options.wants(bar)}
+        if not selected:
             continue
         options.progress(f"whole: {name}")
         with one_thread(gradients=False), tempfile.TemporaryDirectory() as folder:
-            yield from _rows(name, make, size, wanted, Path(folder), options.full)
+            yield from _rows(name, make, size, selected, Path(folder), options.full)
 
 
 def _rows(
     name: str,
     make: Callable[[], nn.Module],
     size: int,
-    wanted: Mapping[str, str],
+    selected: Mapping[str, str],
     folder: Path,
     full: bool,
 ) -> Iterator[Bar]:
@@ -81,8 +81,8 @@ def _rows(
     }
     off = {arm: _off(run(), arms[_FLOAT]()) for arm, run in arms.items()}
     taken = paired(arms, blocks=15 if full else 8, budget_s=40.0 if full else 15.0)
-    detail = _told(taken, off)
-    for bar, peer in wanted.items():
+    detail = _describe(taken, off)
+    for bar, peer in selected.items():
         other = others[peer]
         if isinstance(other, str):
             yield not_judged(bar, "x", ">= 1", other)
@@ -93,7 +93,7 @@ def _rows(
 
 
 def _alive(model: nn.Module, size: int) -> nn.Module:
-    """Norms know the statistics of what they get: else signals die, and all outputs are alike."""
+    """Set the norms' statistics from data: otherwise activations vanish and outputs are equal."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None
@@ -103,7 +103,7 @@ def _alive(model: nn.Module, size: int) -> nn.Module:
 
 
 def _others(model: nn.Module, x: torch.Tensor, folder: Path) -> dict[str, Peer]:
-    """The four peers, each a run or the reason why there is none."""
+    """Return the four peers, each a call or the reason why it cannot run."""
     try:
         file, coded = _files(model, x, folder)
     except ImportError as error:
@@ -116,7 +116,7 @@ def _others(model: nn.Module, x: torch.Tensor, folder: Path) -> dict[str, Peer]:
 
 
 def _files(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[Path, Path]:
-    """The network as ONNX in float32, and in int8 as ONNX Runtime's quantiser makes it."""
+    """Return the network as ONNX files: float32, and int8 from ONNX Runtime's quantiser."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     from slipstream_bench.systems.stability.models import int8_by_onnxruntime
@@ -128,17 +128,17 @@ def _files(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[Path, Path]
             copy.deepcopy(model), (x,), str(written), dynamo=False, opset_version=18,
             input_names=["x"], output_names=["y"],
         )  # fmt: skip
-        # Without it, the quantiser does not see which layers it can fuse.
+        # Without it, the quantiser does not recognise layers that it can fuse.
         quant_pre_process(str(written), str(file))
         return file, int8_by_onnxruntime(file, x.numpy(), per_channel=True)
 
 
 def _off(output: Any, floats: Any) -> float:
-    """The length of the difference over the length of `floats`."""
-    given, right = torch.as_tensor(output).flatten(), torch.as_tensor(floats).flatten()
-    return float((given - right).norm() / right.norm())
+    """Return the norm of the difference over the norm of `floats`."""
+    values, expected = torch.as_tensor(output).flatten(), torch.as_tensor(floats).flatten()
+    return float((values - expected).norm() / expected.norm())
 
 
-def _told(taken: Paired, off: Mapping[str, float]) -> str:
+def _describe(taken: Paired, off: Mapping[str, float]) -> str:
     each = [f"{arm} {1e3 * taken.median_s(arm):.3g} ({off[arm]:.1%})" for arm in taken.arms]
-    return f"ms, and how far outputs are from float32's: {', '.join(each)}"
+    return f"ms, and error of the outputs against float32's: {', '.join(each)}"

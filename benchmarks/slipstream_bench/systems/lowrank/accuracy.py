@@ -1,4 +1,4 @@
-"""What becomes of accuracy: dense, hybrid after a warm-up, and products from the first step."""
+"""Accuracy of dense networks, hybrids after a warm-up, and factors from the first step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def mlp() -> nn.Sequential:
-    """Three hidden layers of 400."""
+    """Return an MLP of three hidden layers of 400."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(),
         nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10),
@@ -37,7 +37,7 @@ def mlp() -> nn.Sequential:
 
 
 def cnn() -> nn.Sequential:
-    """Four convolutions of 32 to 64 channels."""
+    """Return four convolutions of 32 to 64 channels."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(),
         nn.Conv2d(64, 64, 3, 1, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 1, 1), nn.ReLU(),
@@ -49,11 +49,12 @@ MODELS: dict[str, Callable[[], nn.Sequential]] = {"MLP": mlp, "CNN": cnn}
 
 
 def percent(model: str, kind: Kind, ratio: float, seed: int, epochs: int = EPOCHS) -> float:
-    """Test accuracy in percent after `epochs`, with the same order of data for every kind.
+    """Return test accuracy in percent after `epochs`, with the same order of data for every kind.
 
-    Kinds: ``dense``; ``hybrid``: products after a warm-up, ends dense; ``scratch``: factors drawn
-    by themselves from the first step, in all layers but the last; ``spectral``: products of the
-    drawn dense weights from the first step, as `Start.keep_norm` begins them.
+    Kinds: ``dense``; ``hybrid``: factors after a warm-up, the first and last layer dense;
+        ``scratch``: randomly initialised factors from the first step, in all layers but the last;
+        ``spectral``: factors of the initial dense weights from the first step, as `Start.keep_norm`
+        starts them.
     """
     x, y, test_x, test_y = _data()
     torch.manual_seed(seed)
@@ -84,14 +85,14 @@ def _last(net: nn.Sequential) -> str:
 
 
 def _drawn(net: Any, ratio: float) -> None:
-    """Factors from torch's own initialisation, each by itself."""
+    """Replace layers by factors with torch's own initialisation, each drawn independently."""
     for at, layer in list(enumerate(net))[:-1]:
         if isinstance(layer, nn.Linear):
             rank = max(1, int(ratio * min(layer.weight.shape)))
-            made = LowRankLinear(layer.in_features, layer.out_features, rank)
-            for half in made:
+            factors = LowRankLinear(layer.in_features, layer.out_features, rank)
+            for half in factors:
                 half.reset_parameters()  # type: ignore[operator]
-            net[at] = made
+            net[at] = factors
         elif isinstance(layer, nn.Conv2d):
             rank = max(1, int(ratio * min(layer.weight.flatten(1).shape)))
             net[at] = nn.Sequential(

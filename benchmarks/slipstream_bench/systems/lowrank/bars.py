@@ -1,4 +1,4 @@
-"""``slipstream bench lowrank``: products of thin matrices, in the step and in what is learned."""
+"""``slipstream bench lowrank``: low-rank layers, their step time and accuracy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ABOVE = 80.0
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: sizes, identity, the step and the switch; accuracy by one seed."""
+    """Yield the rows. Quick: sizes, identity, the step and the switch; accuracy of one seed."""
     yield from _sizes(options)
     yield from _identity(options)
     with one_thread():
@@ -45,7 +45,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _collapse(options)
         yield from _accuracy(options)
     yield from _predicted(options)
-    yield from _beside_powersgd(options)
+    yield from _against_powersgd(options)
 
 
 def _sizes(options: BenchOptions) -> Iterator[Bar]:
@@ -87,7 +87,7 @@ def _first(made: Any) -> torch.Tensor:
 
 
 def _step(ratio: float, channels_last: bool = False) -> Callable[[], object]:
-    """A training step of ResNet-18; dense at a ratio of 0."""
+    """Return a training step of ResNet-18, dense at a ratio of 0."""
     torch.manual_seed(0)
     model: nn.Module = ResNet18()
     if ratio:
@@ -136,25 +136,27 @@ def _switch(options: BenchOptions) -> Iterator[Bar]:
         epoch = (time.process_time() - began) * _EPOCH / _BATCH
         began = time.process_time()
         factorize(model, resnet18_ranks(model), start=Start(randomised=randomised))
-        took = time.process_time() - began
-        yield at_most(bar, 100 * took / epoch, most, "%", detail=f"{took:.1f} s of {epoch:.0f} s")
+        duration_s = time.process_time() - began
+        yield at_most(
+            bar, 100 * duration_s / epoch, most, "%", detail=f"{duration_s:.1f} s of {epoch:.0f} s"
+        )
 
 
 def _collapse(options: BenchOptions) -> Iterator[Bar]:
     bar = "no collapse of products from the first step, rank 1/16 and 1/40"
     seeds = _COLLAPSE_SEEDS if options.full else 1
-    wanted = len(_COLLAPSE_AT) * seeds
+    target = len(_COLLAPSE_AT) * seeds
     if not options.wants(bar, 60):
         return
     options.progress(bar)
     try:
         found = [percent("MLP", "spectral", r, s) for r in _COLLAPSE_AT for s in range(seeds)]
     except MissingDataError as error:
-        yield not_judged(bar, f"of {wanted} above {_ABOVE:.0f} %", f">= {wanted}", error.what)
+        yield not_judged(bar, f"of {target} above {_ABOVE:.0f} %", f">= {target}", error.what)
         return
-    above = sum(one > _ABOVE for one in found)
+    above = sum(accuracy > _ABOVE for accuracy in found)
     yield at_least(
-        bar, above, wanted, f"of {wanted} above {_ABOVE:.0f} %", n=wanted,
+        bar, above, target, f"of {target} above {_ABOVE:.0f} %", n=target,
         detail=f"lowest {min(found):.1f} %; Fashion-MNIST, 20,000 images, 6 epochs",
         data={"percent": found},
     )  # fmt: skip
@@ -192,7 +194,7 @@ _RATIOS = (0.25, 0.125, 0.0625)
 
 
 def _predicted(options: BenchOptions) -> Iterator[Bar]:
-    """Steps of thin models, foreseen from the dense one's."""
+    """Compare steps of low-rank models, predicted from the dense one's, with real ones."""
     near, sign = "predicted step of thin models, median error", "gains promised where none is"
     if not (options.wants(near, 60) or options.wants(sign, 60)):
         return
@@ -210,24 +212,25 @@ def _predicted(options: BenchOptions) -> Iterator[Bar]:
         return
     errors = {name: 100 * abs(cell.error) for name, cell in judged.items()}
     middle, worst = median(errors.values()), max(errors.values())
-    told = ", ".join(f"{name} {error:.1f}" for name, error in errors.items())
+    listed = ", ".join(f"{name} {error:.1f}" for name, error in errors.items())
     yield Bar(
         near, middle, "%", "<= 10 (worst <= 20)", middle <= 10 and worst <= 20, len(errors),
-        told, 10.0, data={"errors": errors},
+        listed, 10.0, data={"errors": errors},
     )  # fmt: skip
     wrong = [n for n, cell in judged.items() if cell.predicted > 1 and cell.measured < 0.95]
     yield at_most(sign, len(wrong), 0, f"of {len(judged)}", n=len(judged), detail=", ".join(wrong))
 
 
-# Two ranks on this machine; the link is fast, so that what is compared is what they compute.
+# Two ranks on this machine; the link is fast, so that the comparison is of computation.
 _LINK = "workers=2,link=10gbit,latency=50us"
-# PowerSGD takes matrices whose factors are less than half of them: here two at rank 64, one from
-# 223 on, none from 256 on. Factors of the same ones, at the same rank, are as many numbers.
+# PowerSGD compresses matrices whose factors have less than half of their elements: here two at rank
+# 64, one from 223, none from 256. Low-rank layers for the same ones, at the same rank, have equal
+# sizes.
 _EQUAL = (("rank=64,ends=yes,except=5", 64), ("rank=255", 255))
 
 
-def _beside_powersgd(options: BenchOptions) -> Iterator[Bar]:
-    """Two replicas: thin gradients as they are, beside those of a dense model in as many bytes."""
+def _against_powersgd(options: BenchOptions) -> Iterator[Bar]:
+    """Compare two replicas: uncompressed low-rank gradients, and PowerSGD at the same bytes."""
     for settings, rank in _EQUAL if options.full else _EQUAL[:1]:
         bar = f"step over PowerSGD's at equal bytes, perceptron, rank {rank}"
         if not options.wants(bar, 40):
@@ -240,36 +243,36 @@ def _beside_powersgd(options: BenchOptions) -> Iterator[Bar]:
         low, middle, high = _over(f"+lowrank:{settings}", f"+powersgd:{rank}", options)
         yield at_most(
             bar, middle, 0.6, "x",
-            detail=f"2 ranks on this machine, {sent:,} numbers a step, {low:.3f} to {high:.3f}",
+            detail=f"2 ranks on this machine, {sent:,} numbers per step, {low:.3f} to {high:.3f}",
         )  # fmt: skip
     bar = "step over that of dense replicas, perceptron, r = 0.25, beside PowerSGD's rows"
     if options.full and options.wants(bar, 40):
         options.progress(bar)
         low, middle, high = _over("+lowrank:0.25", "", options)
-        told = f"no bar; operations 0.67, numbers sent 0.72; {low:.3f} to {high:.3f}"
-        yield Bar(bar, middle, "x", "reported", None, detail=told)
+        note = f"no bar; operations 0.67, numbers sent 0.72; {low:.3f} to {high:.3f}"
+        yield Bar(bar, middle, "x", "reported", None, detail=note)
 
 
 def _over(thin: str, other: str, options: BenchOptions) -> tuple[float, float, float]:
-    """Steps of two replicas, one over the other: lower end, middle and upper end of an interval."""
-    names = [f"ddp:workers=2{one}" for one in (thin, other)]
+    """Return the ratio of two replicas' steps: lower end, estimate and upper end."""
+    names = [f"ddp:workers=2{technique}" for technique in (thin, other)]
     result = prove(
         workload_of("perceptron"), names, cluster=Cluster.load(_LINK), threads=1, target=0.03,
         budget="60s" if options.full else "20s", quality_budget=None,
     )  # fmt: skip
-    first, second = (combination_name(parse(one)) for one in names)
+    first, second = (combination_name(parse(name)) for name in names)
     claim = ratio_between(result.experiment, "wall", second, first)
     return 1 / claim.high, 1 / claim.estimate, 1 / claim.low
 
 
 def _sent(rank: int) -> int:
-    """Numbers that PowerSGD sends for a step of the perceptron."""
+    """Return the numbers that PowerSGD sends per step of the perceptron."""
     model, *_ = perceptron()
     layout = Layout.of({name: tuple(p.shape) for name, p in model.named_parameters()})
     return sum(message.nbytes for message in PowerSGD(rank).messages(layout)) // 4
 
 
 def _thin_numbers(settings: str) -> int:
-    """Numbers that replicas of the thin perceptron send for a step: those it has."""
+    """Return the numbers that replicas of the low-rank perceptron send per step: its parameters."""
     model = build_from(perceptron(), parse(f"lowrank:{settings}"), 0, "perceptron").model
     return trained(model)

@@ -1,6 +1,6 @@
-"""The six architectures of the Pufferfish paper, and which of their layers it makes products.
+"""The six architectures of the Pufferfish paper, and their low-rank layers.
 
-They are written from the published sizes: a test counts the same parameters as the paper's code.
+They follow the published sizes: a test counts the same parameters as the paper's code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Ranks = dict[str, float]
 
 
 class ResNet18(nn.Module):
-    """For images of 32 x 32; the published one has no norm after the stem."""
+    """ResNet-18 for images of 32 x 32; the published one has no norm after the stem."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class ResNet18(nn.Module):
 
 
 def resnet18_ranks(model: nn.Module, ratio: float = 0.25) -> _Ranks:
-    """All blocks but the first, without shortcuts."""
+    """Return the ranks of all blocks but the first, without shortcuts."""
     return {
         name: ratio
         for name, module in model.named_modules()
@@ -50,7 +50,7 @@ def resnet18_ranks(model: nn.Module, ratio: float = 0.25) -> _Ranks:
 
 
 class Vgg19(nn.Module):
-    """16 convolutions with norms and three linear layers of 512, for images of 32 x 32."""
+    """VGG-19: 16 convolutions with norms and three linear layers of 512, for images of 32 x 32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,13 +74,13 @@ class Vgg19(nn.Module):
 
 
 def vgg19_ranks(model: nn.Module) -> _Ranks:
-    """Convolutions 10 to 16 and the two hidden linear layers."""
+    """Return the ranks of convolutions 10 to 16 and the two hidden linear layers."""
     convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     return dict.fromkeys([*convolutions[9:], "head.0", "head.2"], 0.25)
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3, 1 x 1, and a shortcut."""
+    """A bottleneck block: 1 x 1, 3 x 3, 1 x 1, and a shortcut."""
 
     def __init__(self, channels: int, width: int, out: int, stride: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """For images of 224 x 224; twice as wide inside its blocks with ``wide=2``."""
+    """ResNet-50 for images of 224 x 224; with ``wide=2`` twice as wide inside its blocks."""
 
     def __init__(self, wide: int = 1) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class ResNet50(nn.Module):
 
 
 def resnet50_ranks(model: nn.Module) -> _Ranks:
-    """All of the last stage, with its shortcut."""
+    """Return the ranks of the last stage, with its shortcut."""
     return {
         name: 0.25
         for name, module in model.named_modules()
@@ -137,7 +137,7 @@ def resnet50_ranks(model: nn.Module) -> _Ranks:
 
 
 class WordModel(nn.Module):
-    """Two layers of an LSTM of 1500 with tied embeddings."""
+    """A language model of two LSTM layers of 1500 with tied embeddings."""
 
     def __init__(self, words: int = 33_278) -> None:
         super().__init__()
@@ -145,9 +145,9 @@ class WordModel(nn.Module):
         self.lstm1, self.lstm2 = nn.LSTM(1500, 1500), nn.LSTM(1500, 1500)
         self.out = nn.Linear(1500, words)
         self.out.weight = self.embed.weight
-        for one in (self.lstm1, self.lstm2):
-            # The published cell has one bias where torch adds up two.
-            bias: Any = one.bias_hh_l0
+        for lstm in (self.lstm1, self.lstm2):
+            # The published cell has one bias where torch adds two.
+            bias: Any = lstm.bias_hh_l0
             nn.init.zeros_(bias).requires_grad_(False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -168,8 +168,8 @@ class _Attention(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
         n, t, d = x.shape
         q, k, v = (
-            layer(one).view(n, one.shape[1], 8, d // 8).transpose(1, 2)
-            for layer, one in ((self.q, x), (self.k, memory), (self.v, memory))
+            layer(inputs).view(n, inputs.shape[1], 8, d // 8).transpose(1, 2)
+            for layer, inputs in ((self.q, x), (self.k, memory), (self.v, memory))
         )
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         normed: Tensor = self.norm(x + self.out(y.transpose(1, 2).reshape(n, t, d)))
@@ -188,7 +188,7 @@ class _Feed(nn.Module):
 
 
 class Translator(nn.Module):
-    """6 + 6 layers of 512 with shared embeddings."""
+    """A Transformer of 6 + 6 layers of 512 with shared embeddings."""
 
     def __init__(self, words: int = 9521, width: int = 512, layers: int = 6) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class Translator(nn.Module):
 
 
 def translator_ranks(model: nn.Module) -> _Ranks:
-    """Every linear layer but those of the first layers."""
+    """Return the ranks of every linear layer outside the first layers."""
     return {
         name: 0.25
         for name, module in model.named_modules()
@@ -244,12 +244,12 @@ PUBLISHED: dict[
 
 
 def trained(model: nn.Module) -> int:
-    """Numbers that are trained."""
+    """Return the number of trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def resnet18_step(batch: int = 16) -> Any:
-    """A training step on images of 32 x 32, as a workload."""
+    """Return a training step on images of 32 x 32, as a workload."""
     model = ResNet18()
     data = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)

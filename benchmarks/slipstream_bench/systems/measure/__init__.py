@@ -1,1 +1,1 @@
-"""The measuring itself: coverage, power, drift."""
+"""The measurement package: coverage, power, drift."""

@@ -1,8 +1,7 @@
-"""``slipstream bench measure``: is the measuring honest, sharp, cheap and safe?
+"""``slipstream bench measure``: validity, power, cost and safety of measurements.
 
-Every row is one line of what this room promises. ``--quick`` takes smaller counts, judged for
-their size; counts such as "95 of 100" hold when they are not significantly below (one-sided
-95 %).
+Every row is a promise of `slipstream.measure`. Quick runs take smaller counts, judged for their
+size; counts such as "95 of 100" hold unless they are significantly below (one-sided 95 %).
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from slipstream_bench.systems.measure import tasks
 _ENVIRONMENT = Environment({}, "bench")
 _TASKS = "slipstream_bench.systems.measure.tasks"
 _CALLED = (Verdict.FASTER, Verdict.SLOWER)
-# Matrix products per call of the baseline; the candidate's extra ones are the injected slowdown.
+# Matmuls per call of the baseline; the candidate's additional ones are the injected slow-down.
 _PRODUCTS = 50
 _MEGABYTE = 1e6
 _DEFAULT_BUDGET_S = 60.0
-# Processes of one side differ by this standard deviation, made so.
+# Processes of one side differ by this standard deviation, by design.
 _LUCK = 0.1
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """The rows, the cheap ones first."""
+    """Yield the rows, the cheap ones first."""
     for row in (
         _coverage,
         _overhead,
@@ -88,10 +87,10 @@ def _coverage(options: BenchOptions) -> Iterator[Bar]:
 
 def _covered(kind: str, blocks: int, streams: int) -> float:
     found, truth = bench_streams.log_ratios(kind, blocks, streams, seed=blocks)
-    return sum(not median_interval(one, 0.95).excludes(truth) for one in found) / streams
+    return sum(not median_interval(ratios, 0.95).excludes(truth) for ratios in found) / streams
 
 
-# What measuring costs.
+# Cost of measurements.
 
 
 def _overhead(options: BenchOptions) -> Iterator[Bar]:
@@ -106,13 +105,13 @@ def _overhead(options: BenchOptions) -> Iterator[Bar]:
 
     arm = CallableArm("empty", empty)
     arm.open(None)
-    found = [arm.sample(1, None) for _ in range(samples)]
+    samples_ns = [arm.sample(1, None) for _ in range(samples)]
     arm.close()
     bare = min(timeit.repeat(empty, number=10_000, repeat=20)) / 10_000 * 1e9
-    wall = statistics.median(one["wall"] for one in found) - bare
-    cpu = statistics.median(one["cpu"] for one in found) - bare
-    same = time_calls.__code__.co_name  # one function for all arms: nothing of ours in its loop
-    detail = f"CPU clock {cpu:+.0f} ns after its own cost is taken off; one loop ({same})"
+    wall = statistics.median(sample["wall"] for sample in samples_ns) - bare
+    cpu = statistics.median(sample["cpu"] for sample in samples_ns) - bare
+    same = time_calls.__code__.co_name  # one function for all arms, without our code in its loop
+    detail = f"CPU clock {cpu:+.0f} ns after subtraction of its own cost; one loop ({same})"
     yield at_most(name, max(wall, cpu), 300, "ns", n=samples, detail=detail)
 
 
@@ -140,17 +139,17 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _share(arms: int, *, full: bool) -> float:
-    """Share of a run of the default length that is CPU time of ours."""
+    """Return the share of a run of the default length that is our CPU time."""
     if full:
         return _cost(arms, _DEFAULT_BUDGET_S) / _DEFAULT_BUDGET_S
-    # A fixed part (opening, closing, claims) and one that grows with the run.
+    # A fixed part (opening, closing, claims) and one proportional to the run.
     short, long = _cost(arms, 2.0), _cost(arms, 6.0)
     growth = max(long - short, 0.0) / 4.0
     return max(short - 2.0 * growth, 0.0) / _DEFAULT_BUDGET_S + growth
 
 
 def _cost(arms: int, seconds: float) -> float:
-    """CPU seconds of a recorded run that are ours and not the arms'; samples of 10 ms."""
+    """Return CPU seconds of a recorded run that are ours, not the arms'; samples of 10 ms."""
     from slipstream.measure.store import Store
 
     listed = [_Accounted(f"arm {i}", _counting(10_000)) for i in range(arms)]
@@ -172,7 +171,7 @@ def _cost(arms: int, seconds: float) -> float:
 
 
 class _Accounted(CallableArm):
-    """Adds up the CPU time its function itself took, warm-up and calibration included."""
+    """An arm that sums the CPU time of its function, including warm-up and calibration."""
 
     own_ns = 0.0
 
@@ -183,7 +182,7 @@ class _Accounted(CallableArm):
 
 
 def _stored_bytes(arms: int, blocks: int) -> int:
-    """Size of a store with one experiment of noisy times: wall, CPU and queue delay."""
+    """Return the size of a store with an experiment of noisy wall, CPU and queue times."""
     from slipstream.measure.arms import per_call
     from slipstream.measure.records import ArmRecord, Experiment, Series
     from slipstream.measure.store import Store
@@ -211,7 +210,7 @@ def _tiny_experiment() -> Any:
     return run(arms, ExperimentSettings("a", budget_s=2.0), environment=_ENVIRONMENT, plan=plan)
 
 
-# What is stored.
+# Stored data.
 
 
 def _reproducible(options: BenchOptions) -> Iterator[Bar]:
@@ -247,7 +246,7 @@ def _crash(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _killed(after: int) -> int:
-    """Kill a recording run after some blocks; blocks it had finished and the store lacks."""
+    """Kill a recording run after some blocks; return the finished blocks that the store lacks."""
     from slipstream.measure.store import Store
     from slipstream_bench.systems.measure.tasks import rest
 
@@ -264,22 +263,22 @@ def _killed(after: int) -> int:
         done = max([done, *(int(word) for word in process.stdout.read().split())])
         process.wait()
         with Store(path) as store:
-            kept = store.load("last")
-            blocks = len(kept.series["a", "wall", Phase.MEASURE].values)
+            stored = store.load("last")
+            blocks = len(stored.series["a", "wall", Phase.MEASURE].values)
             arms = [CallableArm(arm, rest) for arm in ("a", "b")]
             plan = RunPlan(maximum_warmup_s=0, maximum_blocks=blocks + 3)
-            resume(arms, store, kept.experiment_id, environment=_ENVIRONMENT, plan=plan)
-            whole = store.load(kept.experiment_id).series["a", "wall", Phase.MEASURE]
+            resume(arms, store, stored.experiment_id, environment=_ENVIRONMENT, plan=plan)
+            whole = store.load(stored.experiment_id).series["a", "wall", Phase.MEASURE]
             if whole.blocks.tolist() != list(range(blocks + 3)):
                 raise MeasurementError("a resumed run lacks blocks")
     return max(0, done - blocks)
 
 
-# What goes wrong.
+# Failures.
 
 
 class _CachedArm(Arm):
-    """Fifty calls take no longer than one."""
+    """An arm whose fifty calls take no longer than one."""
 
     repeatable = True
 
@@ -321,16 +320,16 @@ def _is_named(arms: list[Any], phase: str) -> bool:
     try:
         run(arms, settings, environment=_ENVIRONMENT, plan=plan)
     except ArmFailedError as error:
-        kept = error.experiment
-        if error.arm != "bad" or error.phase != phase or error.block is None or kept is None:
+        experiment = error.experiment
+        if error.arm != "bad" or error.phase != phase or error.block is None or experiment is None:
             return False
         if phase == "calibrate":
             return True
-        return len(kept.series["good", "wall", Phase.MEASURE].values) == error.block + 1
+        return len(experiment.series["good", "wall", Phase.MEASURE].values) == error.block + 1
     return False
 
 
-# What is captured.
+# Captured environment.
 
 
 def _environment(options: BenchOptions) -> Iterator[Bar]:
@@ -354,7 +353,11 @@ def _environment(options: BenchOptions) -> Iterator[Bar]:
         }
         Path(folder, "file").write_text("two")
         changed["uncommitted change"] = _captured(here)
-    differ = [what for what, one in changed.items() if one["env_id"] != reference["env_id"]]
+    differ = [
+        what
+        for what, environment in changed.items()
+        if environment["env_id"] != reference["env_id"]
+    ]
     stable = again["env_id"] == reference["env_id"]
     missed = sorted(set(changed) - set(differ))
     detail = ("" if stable else "not stable; ") + (f"missed: {missed}" if missed else "")
@@ -373,24 +376,25 @@ def _captured(directory: Path, *, torch_flag: bool = False, **variables: str) ->
 
 
 def _refusal(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """What comparing two experiments across these environments answers."""
+    """Return the error from comparing two experiments across these environments."""
     from dataclasses import replace
 
     from slipstream.measure.render import compare_experiments
 
     tiny = _tiny_experiment()
     first, second = (
-        replace(tiny, environment=Environment(one["facts"], one["env_id"])) for one in (a, b)
+        replace(tiny, environment=Environment(environment["facts"], environment["env_id"]))
+        for environment in (a, b)
     )
     try:
         compare_experiments(first, second)
     except SlipstreamError as error:
         named = [field for field in ("threads", "OMP_NUM_THREADS") if field in str(error)]
-        return f"comparing across is refused, naming {named[0]}" if named else "no field named"
-    return "comparing across is not stopped"
+        return f"a comparison is refused, naming {named[0]}" if named else "no field named"
+    return "a comparison is not refused"
 
 
-# Memory and wire.
+# Memory and network.
 
 
 def _memory(options: BenchOptions) -> Iterator[Bar]:
@@ -427,7 +431,7 @@ def _wire(options: BenchOptions) -> Iterator[Bar]:
         for ranks in (2, 4) if options.full else (3,):
             expected = 2 * (ranks - 1) / ranks * 4 * elements
             found = on_ranks(ranks, tasks.all_reduce, elements=elements)
-            worst = max(worst, *(abs(one["payload"] / expected - 1) for one in found))
+            worst = max(worst, *(abs(rank_bytes["payload"] / expected - 1) for rank_bytes in found))
         yield at_most(name, 100 * worst, 1, "%", detail="gloo, 4 MB, 2 to 4 ranks")
     name = "veth bytes above payload, all-reduce"
     if options.wants(name):
@@ -441,12 +445,12 @@ def _veth(name: str, elements: int) -> Bar:
         return not_judged(name, "%", target, reason)
     with Netlab(2, 1000 * MBIT) as lab, lab.unshaped():
         found = on_ranks(lab, tasks.all_reduce, elements=elements)
-    above = [100 * (one["wire"] / one["payload"] - 1) for one in found]
-    detail = "both ranks in namespaces of their own: " + ", ".join(f"{a:.2f} %" for a in above)
+    above = [100 * (rank_bytes["wire"] / rank_bytes["payload"] - 1) for rank_bytes in found]
+    detail = "both ranks in separate namespaces: " + ", ".join(f"{a:.2f} %" for a in above)
     return Bar(name, max(above), "%", target, min(above) >= 0 and max(above) <= 10, 2, detail)
 
 
-# Experiments under a hog.
+# Experiments on a busy core.
 
 
 def _products(count: int) -> Callable[[], object]:
@@ -463,7 +467,7 @@ def _products(count: int) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def _one_core(*, hog: bool) -> Iterator[None]:
-    """This process, torch on one thread, on one core; with a hog that never rests beside it."""
+    """Pin this process, with torch on one thread, to one core; with `hog` a busy process too."""
     import torch
 
     threads = torch.get_num_threads()
@@ -472,7 +476,7 @@ def _one_core(*, hog: bool) -> Iterator[None]:
     before = os.sched_getaffinity(0) if pinned else set()
     if pinned:
         os.sched_setaffinity(0, {max(before)})
-    # Started now, it inherits the core.
+    # The busy process inherits the core.
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if hog else None
     try:
         yield
@@ -486,7 +490,7 @@ def _one_core(*, hog: bool) -> Iterator[None]:
 
 
 def _experiment(extra: float, *, budget: float, seed: int) -> Comparison:
-    """Baseline against `extra` times its work more, stopping at the first look that decides."""
+    """Compare the baseline with `extra` more work; stop at the first look that decides."""
     base = _products(_PRODUCTS)
     head = _products(round(_PRODUCTS * (1 + extra)))
     return compare(
@@ -537,7 +541,7 @@ def _luck(options: BenchOptions) -> Iterator[Bar]:
             for side in ("base", "head")
         ]  # fmt: skip
         result = compare(
-            # Blocks end it: on a busy machine, too, there is time for all launches.
+            # Blocks end it, so that all launches have time on a busy machine too.
             arms, budget=600.0, seed=i, environment=_ENVIRONMENT,
             plan=RunPlan(maximum_warmup_s=0.1, red_factor=1, maximum_blocks=10 * MAX_LAUNCHES),
         )  # fmt: skip
@@ -558,26 +562,26 @@ def _luck(options: BenchOptions) -> Iterator[Bar]:
 
 def _power(options: BenchOptions) -> Iterator[Bar]:
     cases = ((0.05, 0.05, 20.0, 95, 100, 6), (0.02, 0.02, 60.0, 80, 100, 3))
-    for extra, said, budget, wanted, full, quick in cases:
+    for extra, said, budget, needed, full, quick in cases:
         name = f"+{100 * said:.0f} % found within {budget:.0f} s under a hog"
         if not options.wants(name):
             continue
         count = full if options.full else quick
-        right, seconds, verdicts = 0, [], []
+        correct, seconds, verdicts = 0, [], []
         with _one_core(hog=True):
             for i in range(count):
                 options.progress(f"{name}, {i + 1} of {count}")
                 began = time.monotonic()
                 result = _experiment(extra, budget=budget, seed=1000 + i)
                 seconds.append(time.monotonic() - began)
-                right += result.verdict is Verdict.SLOWER
+                correct += result.verdict is Verdict.SLOWER
                 verdicts.append(str(result.verdict))
-        good = not _significantly_below(right, count, wanted / 100)
+        good = not _significantly_below(correct, count, needed / 100)
         wrong = sorted({verdict for verdict in verdicts if verdict != "slower"})
         detail = f"median {statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s"
         detail += f"; otherwise {wrong}" if wrong else ""
-        target = f">= {wanted} of 100"
-        yield Bar(name, right, f"of {count}", target, good, count, detail)
+        target = f">= {needed} of 100"
+        yield Bar(name, correct, f"of {count}", target, good, count, detail)
 
 
 def _peers(options: BenchOptions) -> Iterator[Bar]:
@@ -609,9 +613,9 @@ def _peers(options: BenchOptions) -> Iterator[Bar]:
 def _sequential_width(
     base: Callable[[], object], head: Callable[[], object], budget: float, *, seed: int
 ) -> float:
-    """Width of the 95 % interval as pyperf would get it: one arm, then the other, wall time.
+    """Return the 95 % interval's width with pyperf's method: sequential arms, wall time.
 
-    The bootstrap of the ratio of medians favours the peer: its own comparison is of means.
+    The bootstrap of the ratio of medians favours the peer, which compares means.
     """
     pools = []
     for work in (base, head):
@@ -631,14 +635,14 @@ def _sequential_width(
 
 
 def _at_most_by_chance(count: int, rate: float) -> int:
-    """The smallest number that a true `rate` exceeds in at most 3 % of runs, as 16 of 200 does."""
+    """Return the number that a true `rate` exceeds in at most 3 % of runs (16 of 200)."""
     from scipy.stats import binom
 
     return int(binom.ppf(0.97, count, rate))
 
 
 def _significantly_below(right: int, count: int, rate: float) -> bool:
-    """Whether `right` of `count` contradicts a true `rate` (one-sided 95 %)."""
+    """Return whether `right` of `count` contradicts a true `rate` (one-sided 95 %)."""
     from scipy.stats import binom
 
     return bool(binom.cdf(right, count, rate) < 0.05) and not math.isclose(right / count, rate)

@@ -1,4 +1,4 @@
-"""Block streams with a known ratio, on which intervals are tested: four ways of being noisy."""
+"""Block streams with a known ratio and four kinds of noise, on which intervals are tested."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CORRELATION = 0.5
 def log_ratios(
     kind: str, blocks: int, streams: int, *, seed: int = 0
 ) -> tuple[NDArray[np.float64], float]:
-    """float64 [streams, blocks] of log(t_B / t_A), and the true log ratio.
+    """Return log(t_B / t_A), float64 [streams, blocks], and the true log ratio.
 
     - ``lognormal``: machine speed and both arms vary lognormally (30 %, 10 %, 10 %).
     - ``bimodal``: 3 of 10 samples take 1.5 times as long (a neighbour, another frequency).
-    - ``drifting``: the machine gets twice as slow over the run, and wanders by 3 % a sample;
-      the arms take turns ABBA or BAAB.
+    - ``drifting``: the machine gets twice as slow over the run, and varies by 3 % per sample;
+      the arms alternate, ABBA or BAAB.
     - ``autocorrelated``: the log ratio is an AR(1) process of 5 %.
     """
     rng = np.random.default_rng(seed)

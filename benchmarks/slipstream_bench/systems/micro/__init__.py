@@ -1,1 +1,1 @@
-"""Firmware for microcontrollers against its bars."""
+"""Firmware for microcontrollers."""

@@ -1,5 +1,5 @@
-"""Rows of ``slipstream bench micro`` about back ends and processors: what interpreting costs beside
-calls one after another, and the same bytes from every emulated processor."""
+"""Rows of ``slipstream bench micro`` on back ends and processors: cost of the interpreter over
+straight calls, and equal bytes from every emulated processor."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from slipstream.ship.firmware import (
 )
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
-# Measured on the same board from tflite-micro's sources of 2026-08, with CMSIS-NN: 31 steps.
+# Measured on the same board with tflite-micro's sources of 2026-08, with CMSIS-NN: 31 steps.
 _PEER_A_STEP, _PEER_OPENING = 43, 2_680_000
 _CORE_BYTES = 6 * 1024
 _INPUTS_QUICK, _INPUTS_FULL = 2, 200
 
 
 def _ran(device: str, model: Path) -> tuple[FirmwareRun, FirmwareRun, int, list[str]]:
-    """One kind of kernels called one after another, and interpreted; how many steps there are; what
-    the sources of either call that is not among them."""
+    """Run the same kernels called in a row and interpreted; also return the number of steps and the
+    undefined functions that the sources call."""
     made = export_firmware(model, device=device, backend="interpreter")
     inputs = random_inputs(made.interface, 1)
     found, foreign = [], []
@@ -46,7 +46,7 @@ def _ran(device: str, model: Path) -> tuple[FirmwareRun, FirmwareRun, int, list[
 
 
 def _foreign(target: Target, sources: Mapping[str, str], folder: Path) -> list[str]:
-    """Functions called but not defined, but memcpy and memset."""
+    """Return functions that are called but not defined, except memcpy and memset."""
     paths = [str(folder / name) for name in sources if name.endswith(".c")]
     linked = str(folder / "linked.o")
     subprocess.run(
@@ -59,7 +59,7 @@ def _foreign(target: Target, sources: Mapping[str, str], folder: Path) -> list[s
 
 
 def interpreter_bars(options: BenchOptions, model: Callable[[str], Path]) -> Iterator[Bar]:
-    """What the interpreter costs on person_detect."""
+    """Measure the interpreter's cost on person_detect."""
     for device in ("cortex-m4", "cortex-m55"):
         rows = {
             f"interpreter on {device}: instructions a step": (60, "instructions"),
@@ -98,10 +98,10 @@ def interpreter_bars(options: BenchOptions, model: Callable[[str], Path]) -> Ite
 def emulated_bars(
     options: BenchOptions, networks: Callable[[], Iterator[tuple[str, bytes]]]
 ) -> Iterator[Bar]:
-    """Bytes of all networks from emulated processors, a row for each, so that a full run goes
-    on where it stopped."""
+    """Yield a row per emulated processor on the output bytes of all networks; a full run resumes by
+    row."""
     sets = _INPUTS_FULL if options.full else _INPUTS_QUICK
-    devices = [one.name for one in targets() if one.board]
+    devices = [target.name for target in targets() if target.board]
     for device, backend in itertools.product(devices if options.full else devices[:1], BACKENDS):
         bar = f"{device}, {backend}: output bytes of all networks that differ from tflite-micro"
         if not options.wants(bar, 60):
@@ -110,16 +110,18 @@ def emulated_bars(
         try:
             for name, model in networks():
                 options.progress(f"{device}, {backend}: output bytes of {name}")
-                made = export_firmware(model, name=name, device=device, backend=backend)
-                wanted = _expected(name, model, sets)
-                inputs = random_inputs(made.interface, sets)
+                firmware = export_firmware(model, name=name, device=device, backend=backend)
+                expected = _expected(name, model, sets)
+                inputs = random_inputs(firmware.interface, sets)
                 with tempfile.TemporaryDirectory() as folder:
                     ran = run_emulated(
-                        made.sources, made.interface, inputs, Path(folder), made.target
+                        firmware.sources, firmware.interface, inputs, Path(folder), firmware.target
                     )
-                given = b"".join(one.tobytes() for outputs in ran.outputs for one in outputs)
-                compared += len(wanted)
-                differing[name] = sum(a != b for a, b in zip(wanted, given, strict=True))
+                output_bytes = b"".join(
+                    output.tobytes() for outputs in ran.outputs for output in outputs
+                )
+                compared += len(expected)
+                differing[name] = sum(a != b for a, b in zip(expected, output_bytes, strict=True))
         except (MissingDataError, MissingExtraError, ToolchainError) as error:
             yield not_judged(bar, "bytes", "<= 0", error.what)
             continue
@@ -132,7 +134,7 @@ def emulated_bars(
 
 @functools.cache
 def _expected(name: str, model: bytes, sets: int) -> bytes:
-    """All outputs of tflite-micro on random inputs, one after another."""
+    """Return the concatenated outputs of tflite-micro on random inputs."""
     interface = export_firmware(model, name=name).interface
     outputs = other_outputs(model, interface, random_inputs(interface, sets))
-    return b"".join(one.tobytes() for each in outputs for one in each)
+    return b"".join(output.tobytes() for each in outputs for output in each)

@@ -1,8 +1,8 @@
-"""``slipstream bench micro``: firmware against tflite-micro, byte for byte and count for count.
+"""``slipstream bench micro``: firmware compared with tflite-micro, in bytes and instructions.
 
 Instructions are those of an emulated processor (``qemu-system-arm``), the same in every run; they
 are not cycles. Figures of tflite-micro with CMSIS-NN on the device are constants, measured on the
-same emulated board: its sources are on no registry.
+same emulated board, because no registry has its sources.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ _PLANS_QUICK, _PLANS_FULL = 60, 500
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench; quick takes 10 inputs, 60 plans and one processor's forecasts, full 200,
-    500 and three."""
+    """Yield the rows. Quick: 10 inputs, 60 plans, 1 processor's predictions; full: 200, 500, 3."""
     yield from _planner(options)
     yield from _equal(options)
     yield from _exported(options)
@@ -75,7 +74,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _model(name: str) -> Path:
-    """The file of a model.
+    """Return the path of a model.
 
     Raises:
         MissingDataError: it is not on this machine.
@@ -109,7 +108,7 @@ def _equal(options: BenchOptions) -> Iterator[Bar]:
 
 @functools.cache
 def _tiny(name: str) -> bytes:
-    """An architecture of MLPerf Tiny, exported from PyTorch."""
+    """Return an architecture of MLPerf Tiny, exported from PyTorch."""
     model, inputs = seeded(name)
     return write_network(quantize_model(model, [inputs], name=name))
 
@@ -139,8 +138,8 @@ def _exported(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _forecasts(options: BenchOptions) -> Iterator[Bar]:
-    """Predictions held against what the emulator counts, over all networks here."""
-    devices = [one.name for one in targets() if one.board]
+    """Compare predictions with the emulator's counts, over all networks here."""
+    devices = [target.name for target in targets() if target.board]
     for device in devices if options.full else devices[:1]:
         rows = {
             f"{device}: instructions predicted, worst error": 5.0,
@@ -161,7 +160,7 @@ def _forecasts(options: BenchOptions) -> Iterator[Bar]:
             if options.wants(bar):
                 yield at_most(
                     bar, 100 * max(map(abs, found)), most, "%", n=len(errors),
-                    detail="networks none of which the costs are fitted on",
+                    detail="networks outside the fit of the costs",
                 )  # fmt: skip
 
 
@@ -171,7 +170,7 @@ def _networks() -> Iterator[tuple[str, bytes]]:
 
 
 def _errors(model: bytes, name: str, device: str) -> tuple[float, float, float]:
-    """Relative errors of instructions, flash and RAM with the stack."""
+    """Return relative errors of instructions, flash, and RAM with the stack."""
     made = export_firmware(model, name=name, device=device)
     found = forecast(made)
     inputs = random_inputs(made.interface, 1)
@@ -224,7 +223,7 @@ def _emulated(options: BenchOptions) -> Iterator[Bar]:
         "person_detect: code": (code, 14 * _KIB, "B", "model and kernels, no constants"),
         "person_detect: instructions before the first inference": (
             lambda: _person_detect("cortex-m4", True)[1].opening, 2000, "instructions",
-            "calls one after another have nothing to open; tflite-micro: 2.68 M",
+            "straight calls have nothing to open; tflite-micro: 2.68 M",
         ),
         "person_detect on Cortex-M55: instructions over Cortex-M4's": (
             lambda: millions("cortex-m55") / millions("cortex-m4"), 0.45, "x", "",

@@ -1,7 +1,7 @@
-"""Operators of our files beside those that LiteRT's own converter makes of the same PyTorch models.
+"""Operators of our files compared with those of LiteRT's converter for the same PyTorch models.
 
-``litert-torch`` brings a gigabyte, jax among it, and is in none of our extras: where somebody has
-installed it, its files are made here and counted.
+``litert-torch`` installs a gigabyte, including jax, and is in none of our extras. If it is
+installed, its files are created here and counted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MOVING = ("TRANSPOSE", "PAD", "RESHAPE")
 
 
 def converted_bars(options: BenchOptions, exported: Callable[[str], bytes]) -> Iterator[Bar]:
-    """A row for each model.
+    """Yield a row per model.
 
     Args:
-        exported: the int8 file that we make of a model.
+        exported: returns our int8 file of a model.
     """
     for name in MODELS:
         bar = f"{name} from PyTorch: operators over those of litert-torch"
@@ -38,11 +38,13 @@ def converted_bars(options: BenchOptions, exported: Callable[[str], bytes]) -> I
             continue
         options.progress(bar)
         try:
-            theirs = _fewest(name)
+            theirs = _shorter_file(name)
         except ImportError:
             yield not_judged(bar, "x", "<= 1", "not installed: pip install litert-torch")
             continue
-        ours = Counter(one.kind.upper() for one in parse_network(exported(name)).operators)
+        ours = Counter(
+            operator.kind.upper() for operator in parse_network(exported(name)).operators
+        )
         detail = "; ".join(
             f"{whose}: {sum(kinds.values())}, of these "
             + (", ".join(f"{kinds[kind]} {kind}" for kind in _MOVING if kinds[kind]) or "none")
@@ -55,8 +57,8 @@ def converted_bars(options: BenchOptions, exported: Callable[[str], bytes]) -> I
                   detail, limit=1.0)  # fmt: skip
 
 
-def _fewest(name: str) -> Counter[str]:
-    """Operators by kind of its shorter file: as the model is, or with channels last.
+def _shorter_file(name: str) -> Counter[str]:
+    """Count operators by kind in its shorter file, of the original or with channels last.
 
     Raises:
         ImportError: it is not installed.
@@ -70,9 +72,9 @@ def _fewest(name: str) -> Counter[str]:
         ways.append((last, sample.permute(0, 2, 3, 1).contiguous()))
     with tempfile.TemporaryDirectory() as folder, _silence():
         files = []
-        for number, (one, given) in enumerate(ways):
+        for number, (variant, example) in enumerate(ways):
             files.append(Path(folder, f"{number}.tflite"))
-            litert_torch.convert(one, (given,)).export(str(files[-1]))
+            litert_torch.convert(variant, (example,)).export(str(files[-1]))
         return min((_kinds(file.read_bytes()) for file in files), key=lambda kinds: kinds.total())
 
 
@@ -82,14 +84,16 @@ def _kinds(file: bytes) -> Counter[str]:
     model = schema.ModelT.InitFromPackedBuf(file, 0)
     codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in model.operatorCodes]
     return Counter(
-        names[codes[one.opcodeIndex]] for graph in model.subgraphs for one in graph.operators
+        names[codes[operator.opcodeIndex]]
+        for graph in model.subgraphs
+        for operator in graph.operators
     )
 
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Its converter writes to the streams themselves."""
-    kept = os.dup(1), os.dup(2)
+    """Silence the converter, which writes to the streams directly."""
+    copies = os.dup(1), os.dup(2)
     with open(os.devnull, "w") as nothing, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.dup2(nothing.fileno(), 1)
@@ -97,6 +101,6 @@ def _silence() -> Iterator[None]:
         try:
             yield
         finally:
-            for stream, copy in zip((1, 2), kept, strict=True):
+            for stream, copy in zip((1, 2), copies, strict=True):
                 os.dup2(copy, stream)
                 os.close(copy)

@@ -1,7 +1,7 @@
 """Fit `slipstream.ship.firmware.costs`: ``python -m slipstream_bench.systems.micro.fit FILE``.
 
-Steps of random shapes run on each emulated processor; the weights are the non-negative ones of
-least relative error. None of the networks that predictions are held against is among them.
+Steps of random shapes run on each emulated processor; the weights are non-negative and minimise the
+relative error. The networks of the prediction rows are not among them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NETWORKS = 16
 
 
 class Shapes:
-    """Operators of sizes that networks for microcontrollers have, each by itself.
+    """Networks of single operators with sizes that are typical for microcontrollers.
 
     Args:
-        size: height and width of every image; None: drawn.
+        size: height and width of every image; None to draw them.
     """
 
     def __init__(self, seed: int, size: int | None = None) -> None:
@@ -52,7 +52,7 @@ class Shapes:
         self._outputs: list[int] = []
 
     def network(self, kinds: list[str]) -> Network:
-        """An operator of each kind, and what was asked for before."""
+        """Return a network of all operators so far and one more of each kind."""
         for kind in kinds:
             getattr(self, f"_{kind}")()
         return Network(
@@ -76,7 +76,7 @@ class Shapes:
 
     def _weights(self, shape: tuple[int, ...], axis: int) -> tuple[int, int]:
         channels = shape[axis]
-        # Some channels of shifts that are too small for the short form, where sizes are drawn.
+        # If sizes are drawn, some channels have shifts that are too small for the short form.
         odd = self._dice.random() < 0.2 and self._size is None
         scales = np.full(channels, 0.002, np.float32)
         if odd:
@@ -102,7 +102,7 @@ class Shapes:
         self, kernel: tuple[int, int], stride: int, depth: int, padding: str = "same",
         channels: int = 0,
     ) -> None:  # fmt: skip
-        """CONV_2D; `channels` of the output are drawn where they are 0."""
+        """Add CONV_2D; `channels` of the output are drawn if they are 0."""
         shape = self._image(depth)
         if padding == "valid":
             shape = 1, shape[1] + kernel[0], shape[2] + kernel[1], depth
@@ -125,17 +125,17 @@ class Shapes:
         self.convolution(kernel, self._of(1, 2), self._of(1, 3, 8, 16, 40))
 
     def _valid(self) -> None:
-        """No border: nothing is padded or copied by a function."""
+        """Add a convolution without padding, so no function pads or copies."""
         self.convolution((3, 3), self._of(1, 2), self._of(4, 8), "valid")
 
     def _first_layer(self) -> None:
-        """Large kernels on an image of one channel, mostly border."""
+        """Add large kernels on a single-channel image, mostly border."""
         self.convolution((self._of(5, 8, 10), self._of(4, 5, 8)), self._of(1, 2), 1)
 
     def depthwise(
         self, kernel: tuple[int, int], stride: int, multiplier: int, depth: int = 0
     ) -> None:
-        """DEPTHWISE_CONV_2D; `depth` of the input is drawn where it is 0."""
+        """DEPTHWISE_CONV_2D; `depth` of the input is drawn if it is 0."""
         shape = self._image(depth or self._of(4, 8, 13, 32, 64))
         channels = shape[3] * multiplier
         out = -(-shape[1] // stride), -(-shape[2] // stride)
@@ -199,7 +199,7 @@ _KINDS = [
 
 def _ran(device: str, kinds: list[str], seed: int) -> tuple[Firmware, FirmwareRun]:
     made = export_firmware(write_network(Shapes(seed).network(kinds)), device=device)
-    # Several, as softmax takes less stack on some.
+    # Several, since softmax takes less stack on some.
     inputs = random_inputs(made.interface, 4)
     with tempfile.TemporaryDirectory() as folder:
         ran = run_emulated(made.sources, made.interface, inputs, Path(folder), made.target)
@@ -207,14 +207,14 @@ def _ran(device: str, kinds: list[str], seed: int) -> tuple[Firmware, FirmwareRu
 
 
 def _samples(device: str) -> Iterator[tuple[KernelCall, int, int]]:
-    """(step, instructions, bytes of stack)."""
+    """Yield (step, instructions, bytes of stack)."""
     for seed in range(_NETWORKS):
         made, ran = _ran(device, _KINDS, seed)
         yield from zip(made.program.steps, ran.steps[0], ran.stacks, strict=True)
 
 
 def _stacks(samples: list[tuple[KernelCall, int, int]], target: Target) -> dict[str, int]:
-    """A step's stack is that of its deepest call, so that none takes more than any step with it."""
+    """Return each kernel's stack, such that no step has more than one with its deepest call."""
     found: dict[str, int] = {}
     for step, _, used in samples:
         for path in stack_paths(step, target):
@@ -226,8 +226,10 @@ def _fit(samples: list[tuple[KernelCall, int, int]], target: Target) -> dict[str
     found = {}
     for kernel in sorted({step.kernel for step, _, _ in samples}):
         own = [(counts(step, target), cost) for step, cost, _ in samples if step.kernel == kernel]
-        names = sorted({name for one, _ in own for name in one})
-        rows = np.array([[one.get(name, 0.0) / cost for name in names] for one, cost in own])
+        names = sorted({name for features, _ in own for name in features})
+        rows = np.array(
+            [[features.get(name, 0.0) / cost for name in names] for features, cost in own]
+        )
         weights, _ = nnls(rows, np.ones(len(own)))
         found[kernel] = {
             name: round(float(w), 3) for name, w in zip(names, weights, strict=True) if w
@@ -236,7 +238,7 @@ def _fit(samples: list[tuple[KernelCall, int, int]], target: Target) -> dict[str
 
 
 def _sizes(device: str) -> dict[str, Any]:
-    """Code of each kernel, from images that have no other."""
+    """Return the code size of each kernel, from images without other kernels."""
     code: dict[str, int] = {}
     found: dict[str, Any] = {"code": code}
     for kind in dict.fromkeys(_KINDS):
@@ -255,7 +257,7 @@ def _sizes(device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Fit all processors that are emulated, and write the file."""
+    """Fit all emulated processors, and write the file."""
     made = {}
     for target in targets():
         if target.board:
@@ -265,7 +267,7 @@ def main() -> None:
                 "instructions": _fit(samples, target), "stack": _stacks(samples, target),
                 **_sizes(target.name),
             }  # fmt: skip
-            # After each, so that a run that is cut off leaves what it has.
+            # After each processor, so that an interrupted run keeps its results.
             Path(sys.argv[1]).write_text(json.dumps(made, indent=1) + "\n", "utf-8")
 
 

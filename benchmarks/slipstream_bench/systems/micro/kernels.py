@@ -1,5 +1,5 @@
-"""Rows of ``slipstream bench micro`` about kernels and plans: instructions a multiplication on the
-maps of MobileNet, and memory overwritten where nothing lives."""
+"""Rows of ``slipstream bench micro`` on kernels and plans: instructions per multiplication on
+MobileNet's feature maps, and safety of overwriting unused memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slipstream.ship.firmware.network import Array
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.micro.fit import Shapes
 
-# Channels and the side of the image where person_detect has as many.
+# Channels, and the image size at which person_detect has them.
 _MAPS = ((8, 48), (16, 48), (32, 24), (64, 12), (128, 6), (256, 3))
 _DEEP = 64
 _TOOLS = ("arm-none-eabi-gcc", "qemu-system-arm")
@@ -31,7 +31,7 @@ _SAFE = "memory overwritten where nothing lives: output bytes that change"
 
 
 def kernel_bars(options: BenchOptions) -> Iterator[Bar]:
-    """Instructions a multiplication, padding among them, on a Cortex-M4."""
+    """Yield instructions per multiplication, including padding, on a Cortex-M4."""
     depthwise = "cortex-m4, depthwise 3x3, 8 to 256 channels: instructions a multiplication"
     deep = "cortex-m4, 1x1, 64 to 256 channels: instructions a multiplication"
     thin = "cortex-m4, 1x1, 8 channels: instructions a multiplication"
@@ -39,7 +39,7 @@ def kernel_bars(options: BenchOptions) -> Iterator[Bar]:
         options.progress(depthwise)
         yield _costs(depthwise, 4.5, list(_MAPS), lambda it, k: it.depthwise((3, 3), 1, 1, k))
     for bar, most, maps in (
-        (deep, 1.7, [one for one in _MAPS if one[0] >= _DEEP]), (thin, 3.5, [_MAPS[0]]),
+        (deep, 1.7, [size for size in _MAPS if size[0] >= _DEEP]), (thin, 3.5, [_MAPS[0]]),
     ):  # fmt: skip
         if options.wants(bar, 20):
             options.progress(bar)
@@ -49,7 +49,7 @@ def kernel_bars(options: BenchOptions) -> Iterator[Bar]:
 def _costs(
     bar: str, most: float, maps: list[tuple[int, int]], add: Callable[[Shapes, int], None]
 ) -> Bar:
-    """The worst of some maps."""
+    """Return the row of the most expensive map."""
     if missing := [tool for tool in _TOOLS if not shutil.which(tool)]:
         return not_judged(bar, "instructions", f"<= {most:g}", f"{missing[0]} is not installed")
     costs = {}
@@ -70,7 +70,7 @@ def _costs(
 def safety_bars(
     options: BenchOptions, networks: Callable[[], Iterator[tuple[str, bytes]]]
 ) -> Iterator[Bar]:
-    """Between any two steps, all bytes of the arena that hold nothing needed are overwritten."""
+    """Overwrite all unused bytes of the arena between steps; outputs must not change."""
     for device in ("cortex-m4", "cortex-m55"):
         bar = f"{device}: {_SAFE}"
         if not options.wants(bar, 60):
@@ -93,13 +93,15 @@ def safety_bars(
 
 
 def changed_bytes(made: Firmware, *, emulate: bool = True) -> int:
-    """Output bytes that change with what lies where nothing is needed, of two patterns."""
+    """Return the number of output bytes that depend on unused memory, for two patterns."""
     inputs = random_inputs(made.interface, 1)
-    wanted, *others = (
+    expected, *others = (
         _outputs(made, sources, inputs, emulate)
         for sources in (made.sources, overwriting(made, 0x5A), overwriting(made, 0xA5))
     )
-    return sum(int((a != b).sum()) for other in others for a, b in zip(wanted, other, strict=True))
+    return sum(
+        int((a != b).sum()) for other in others for a, b in zip(expected, other, strict=True)
+    )
 
 
 def _outputs(
@@ -114,8 +116,7 @@ def _outputs(
 
 
 def overwriting(made: Firmware, pattern: int) -> dict[str, str]:
-    """Sources that write `pattern` over everything not needed, before each step and behind the
-    last."""
+    """Return sources that write `pattern` over unused memory before each step and at the end."""
     sources = dict(made.sources)
     model = sources["model.c"]
     for step in range(len(made.program.steps) + 1):
@@ -130,13 +131,17 @@ def overwriting(made: Firmware, pattern: int) -> dict[str, str]:
 
 
 def unused(made: Firmware, step: int) -> Iterator[tuple[int, int]]:
-    """Spans of the arena that hold nothing that `step` or a later one reads; what a step writes is
-    among them until it has."""
+    """Yield spans of the arena that neither `step` nor a later one reads, including the outputs of
+    `step` until it has run."""
     arena, network = made.arena, made.network
     ports = network.outputs if step == len(made.program.steps) else network.inputs
     needed = [(arena.tensors[index], network.tensors[index].nbytes) for index in ports]
     if 0 < step < len(made.program.steps):
-        needed = [(one.offset, one.size) for one in arena.regions if one.first < step <= one.last]
+        needed = [
+            (region.offset, region.size)
+            for region in arena.regions
+            if region.first < step <= region.last
+        ]
     end = 0
     for offset, size in sorted(needed):
         if offset > end:

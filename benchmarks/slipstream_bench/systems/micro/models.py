@@ -1,8 +1,8 @@
 """The architectures of MLPerf Tiny in PyTorch, with TensorFlow's SAME padding, seeded.
 
-Sizes as in its reference implementation: a keyword spotter (DS-CNN), person detection (MobileNetV1
-at a quarter of its width), images (ResNet-8) and machine sounds (an autoencoder). Batch norms have
-statistics of values that went through, as after training.
+Sizes are those of its reference implementation: a keyword spotter (DS-CNN), person detection
+(MobileNetV1 at a quarter of its width), images (ResNet-8) and machine sounds (an autoencoder).
+Batch norms have statistics of propagated values, as after training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def _same(kernel: tuple[int, int], stride: int, size: tuple[int, int]) -> nn.Module:
-    """Zeros around an image so that one pixel in `stride` has an output; what is odd at the end."""
+    """Pad an image with zeros for an output per `stride` pixels; an odd pixel is at the end."""
     sides = []
     for extent, reach in ((size[1], kernel[1]), (size[0], kernel[0])):
         total = max((-(-extent // stride) - 1) * stride + reach - extent, 0)
@@ -23,30 +23,30 @@ def _same(kernel: tuple[int, int], stride: int, size: tuple[int, int]) -> nn.Mod
 
 
 class _Block(nn.Sequential):
-    """Convolution, batch norm, ReLU."""
+    """A convolution, batch norm and ReLU."""
 
     def __init__(
-        self, given: int, channels: int, kernel: tuple[int, int], stride: int,
+        self, inputs: int, channels: int, kernel: tuple[int, int], stride: int,
         size: tuple[int, int], *, groups: int = 1, relu: bool = True,
     ) -> None:  # fmt: skip
         layers: list[nn.Module] = [
             _same(kernel, stride, size),
-            nn.Conv2d(given, channels, kernel, stride, groups=groups, bias=False),
+            nn.Conv2d(inputs, channels, kernel, stride, groups=groups, bias=False),
             nn.BatchNorm2d(channels),
         ]
         super().__init__(*layers, *([nn.ReLU()] if relu else []))
 
 
-def _separable(given: int, channels: int, stride: int, size: tuple[int, int]) -> nn.Sequential:
+def _separable(inputs: int, channels: int, stride: int, size: tuple[int, int]) -> nn.Sequential:
     out = (-(-size[0] // stride), -(-size[1] // stride))
     return nn.Sequential(
-        _Block(given, given, (3, 3), stride, size, groups=given),
-        _Block(given, channels, (1, 1), 1, out),
+        _Block(inputs, inputs, (3, 3), stride, size, groups=inputs),
+        _Block(inputs, channels, (1, 1), 1, out),
     )
 
 
 class DSCNN(nn.Module):
-    """[n, 1, 49, 10] to 12 words."""
+    """A model from [n, 1, 49, 10] to 12 words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,16 +63,16 @@ class DSCNN(nn.Module):
 
 
 class MobileNetV1(nn.Module):
-    """[n, 3, 96, 96] to 2 classes, a quarter of the width."""
+    """A model from [n, 3, 96, 96] to 2 classes, with a quarter of the width."""
 
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = [_Block(3, 8, (3, 3), 2, (96, 96))]
-        given, size = 8, 48
+        inputs, size = 8, 48
         plan = [(16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2)]
         for channels, stride in [*plan, *[(128, 1)] * 5, (256, 2), (256, 1)]:
-            layers.append(_separable(given, channels, stride, (size, size)))
-            given, size = channels, -(-size // stride)
+            layers.append(_separable(inputs, channels, stride, (size, size)))
+            inputs, size = channels, -(-size // stride)
         self.features = nn.Sequential(*layers)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(256, 2)
@@ -83,16 +83,16 @@ class MobileNetV1(nn.Module):
 
 
 class _Residual(nn.Module):
-    def __init__(self, given: int, channels: int, stride: int, size: int) -> None:
+    def __init__(self, inputs: int, channels: int, stride: int, size: int) -> None:
         super().__init__()
         out = -(-size // stride)
-        self.first = _Block(given, channels, (3, 3), stride, (size, size))
+        self.first = _Block(inputs, channels, (3, 3), stride, (size, size))
         self.second = _Block(channels, channels, (3, 3), 1, (out, out), relu=False)
-        # As in the original: where the shape stays, the input itself.
+        # As in the original: the input itself if the shape stays.
         self.skip = (
             nn.Identity()
-            if given == channels
-            else _Block(given, channels, (1, 1), stride, (size, size), relu=False)
+            if inputs == channels
+            else _Block(inputs, channels, (1, 1), stride, (size, size), relu=False)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ class _Residual(nn.Module):
 
 
 class ResNet8(nn.Module):
-    """[n, 3, 32, 32] to 10 classes."""
+    """A model from [n, 3, 32, 32] to 10 classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,22 +117,22 @@ class ResNet8(nn.Module):
 
 
 class Autoencoder(nn.Sequential):
-    """[n, 640] to itself, through 8 numbers."""
+    """A model from [n, 640] to itself, through 8 units."""
 
     def __init__(self) -> None:
         layers: list[nn.Module] = []
-        given = 640
+        inputs = 640
         for width in (128, 128, 128, 128, 8, 128, 128, 128, 128):
-            layers += [nn.Linear(given, width), nn.BatchNorm1d(width), nn.ReLU()]
-            given = width
-        super().__init__(*layers, nn.Linear(given, 640))
+            layers += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()]
+            inputs = width
+        super().__init__(*layers, nn.Linear(inputs, 640))
 
 
 SHAPES = {
     "DS-CNN": (1, 49, 10), "MobileNetV1-0.25": (3, 96, 96), "ResNet-8": (3, 32, 32),
     "autoencoder": (640,),
 }  # fmt: skip
-"""Of an input, without the batch."""
+"""Shape of an input, without the batch."""
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "DS-CNN": DSCNN, "MobileNetV1-0.25": MobileNetV1, "ResNet-8": ResNet8,
@@ -141,7 +141,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def seeded(name: str, seed: int = 0) -> tuple[nn.Module, torch.Tensor]:
-    """A model in eval mode with drawn weights and statistics, and 16 inputs of it."""
+    """Return a model in eval mode with random weights and statistics, and 16 inputs."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = MODELS[name]()
@@ -150,7 +150,7 @@ def seeded(name: str, seed: int = 0) -> tuple[nn.Module, torch.Tensor]:
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
                 nn.init.uniform_(module.weight, 0.5, 1.5)
                 nn.init.normal_(module.bias, 0, 0.3)
-        # Statistics near those of its inputs keep values in range through all layers.
+        # Statistics close to those of the inputs keep values in range through all layers.
         model.train()
         with torch.no_grad():
             for _ in range(4):

@@ -1,4 +1,4 @@
-"""Rows of ``slipstream bench micro`` about accuracy: networks trained here, as int8 firmware."""
+"""Rows of ``slipstream bench micro`` on accuracy: networks trained here, as int8 firmware."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNHEARD = 2
 
 @dataclass(frozen=True)
 class _Task:
-    """A trained network in eval mode, and images and classes it has not seen."""
+    """A trained network in eval mode, and unseen images and classes."""
 
     model: nn.Module
     calibration: torch.Tensor
@@ -51,7 +51,7 @@ def _trained(
         for _ in range(epochs):
             for batch in torch.randperm(len(seen)).split(64):
                 optimizer.zero_grad()
-                # Models end in a softmax: the loss is of its logarithm.
+                # Models end with a softmax: the loss takes its logarithm.
                 chances = model(seen[batch]).clamp_min(1e-7)
                 nn.functional.nll_loss(chances.log(), of_seen[batch]).backward()
                 optimizer.step()
@@ -59,7 +59,7 @@ def _trained(
 
 
 def _digits() -> _Task:
-    """A small separable CNN on the 1,797 digits of scikit-learn."""
+    """Train a small separable CNN on the 1,797 digits of scikit-learn."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -79,18 +79,20 @@ def _digits() -> _Task:
 
 
 def _words() -> _Task:
-    """The keyword spotter on ten spoken digits, 3,000 recordings: MFCCs, 49 frames of 10, of two
-    speakers it has not heard."""
+    """Train the keyword spotter on ten spoken digits (3,000 recordings of 49 frames, 10 MFCCs).
+
+    Two other speakers are the test set.
+    """
     audio = get("fsdd", all_takes=True)
     spectrum = pre.sound_pipeline(
         audio.rate_hz, frame=240, hop=160, low=20.0, high=4_000.0, coefficients=10
     )
-    made = np.stack([spectrum(one) for one in audio.samples])
+    features = np.stack([spectrum(samples) for samples in audio.samples])
     unheard = np.isin(audio.speakers, sorted(set(audio.speakers))[:_UNHEARD])
-    made = (made - made[~unheard].mean((0, 1))) / made[~unheard].std((0, 1))
-    order = np.random.default_rng(0).permutation(len(made))
+    features = (features - features[~unheard].mean((0, 1))) / features[~unheard].std((0, 1))
+    order = np.random.default_rng(0).permutation(len(features))
     order = order[np.argsort(~unheard[order], kind="stable")]
-    images = torch.tensor(made[order], dtype=torch.float32)[:, None]
+    images = torch.tensor(features[order], dtype=torch.float32)[:, None]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = DSCNN()
@@ -102,14 +104,14 @@ _task = functools.cache(lambda name: _TASKS[name]())
 
 
 def _codes(images: torch.Tensor, port: Port) -> list[list[np.ndarray]]:
-    """Images as firmware takes them: int8, NHWC, one by one."""
+    """Convert images for firmware: int8, NHWC, one at a time."""
     real = np.round(images.numpy() / np.float32(port.scale)) + port.zero_point
     codes = np.clip(real, -128, 127).astype(np.int8).transpose(0, 2, 3, 1)
-    return [[np.ascontiguousarray(one[None])] for one in codes]
+    return [[np.ascontiguousarray(image[None])] for image in codes]
 
 
 def trained_bars(options: BenchOptions) -> Iterator[Bar]:
-    """Accuracy lost and noise added by int8, and bytes that differ from LiteRT on real inputs."""
+    """Yield accuracy lost and noise added by int8, and bytes that differ from LiteRT."""
     for name in _TASKS:
         rows = (
             f"{name}, trained: accuracy lost as firmware",
@@ -128,23 +130,23 @@ def trained_bars(options: BenchOptions) -> Iterator[Bar]:
 def _accuracy(name: str, rows: tuple[str, str, str]) -> Iterator[Bar]:
     task = _task(name)
     model = write_network(quantize_model(task.model, [task.calibration], name="trained"))
-    made = export_firmware(model, name="trained")
-    codes = _codes(task.images, made.interface.inputs[0])
-    port = made.interface.outputs[0]
+    firmware = export_firmware(model, name="trained")
+    codes = _codes(task.images, firmware.interface.inputs[0])
+    port = firmware.interface.outputs[0]
     with tempfile.TemporaryDirectory() as folder:
-        made.write(Path(folder) / "fw")
-        ran = run_here(made.sources, made.interface, codes, Path(folder) / "run")
+        firmware.write(Path(folder) / "fw")
+        ran = run_here(firmware.sources, firmware.interface, codes, Path(folder) / "run")
         litert = verify_firmware(
             read_firmware(Path(folder) / "fw"), against="litert", inputs=codes, emulate=False
         ).places[0]
-    flat = np.concatenate([one[0].reshape(1, -1) for one in ran.outputs])
+    flat = np.concatenate([outputs[0].reshape(1, -1) for outputs in ran.outputs])
     ours = (flat.astype(np.float32) - port.zero_point) * port.scale
     with torch.no_grad():
-        wanted = task.model(task.images).numpy()
-    right = task.classes.numpy()
-    before, after = ((one.argmax(1) == right).mean() for one in (wanted, ours))
-    noise = float(((ours - wanted) ** 2).sum() / (wanted**2).sum())
-    count = len(right)
+        expected = task.model(task.images).numpy()
+    classes = task.classes.numpy()
+    before, after = ((scores.argmax(1) == classes).mean() for scores in (expected, ours))
+    noise = float(((ours - expected) ** 2).sum() / (expected**2).sum())
+    count = len(classes)
     yield at_most(
         rows[0], 100 * float(before - after), 1.0, "points", n=count,
         detail=f"float {before:.2%}, int8 {after:.2%}",

@@ -1,1 +1,1 @@
-"""Data movement: exact bytes, and what regions save."""
+"""Data movement: exact bytes, and savings of regions."""

@@ -1,7 +1,7 @@
-"""Operators in plain loops on arrays that note every address: what has to be read and written.
+"""Operators in plain loops on arrays that record every address read and written.
 
-An array notes each address of its storage that is loaded before it was stored, and each that is
-stored. Results are compared with torch's, so that what is counted is the operator.
+An array records each address of its storage that is loaded before it is stored, and each that is
+stored. Results are compared with torch's, to check that the loops compute the operator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Index = tuple[int, ...]
 
 @dataclass
 class Counted:
-    """A tensor whose elements are told apart by their addresses."""
+    """A tensor whose elements are identified by their addresses."""
 
     tensor: Tensor
     loaded: set[int] = field(default_factory=set)
@@ -60,11 +60,11 @@ def _broadcast(array: Counted, index: Index) -> Index:
 
 
 def mapped(compute: Callable[..., float]) -> Callable[..., None]:
-    """The reference of an element-wise operator."""
+    """Return the reference of an element-wise operator."""
 
     def run(outs: Sequence[Counted], *ins: Counted) -> None:
         for index in outs[0]:
-            outs[0][index] = compute(*(one[_broadcast(one, index)] for one in ins))
+            outs[0][index] = compute(*(array[_broadcast(array, index)] for array in ins))
 
     return run
 
@@ -200,11 +200,11 @@ def _gelu_slope(gradient: float, x: float) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator on small tensors, and what it is in loops.
+    """An operator on small tensors, and its reference loops.
 
     Attributes:
-        arguments: tensors and scalars, in the schema's order; keyword arguments apart.
-        in_place: whether it writes its first argument.
+        arguments: tensors and scalars, in the schema's order, without keyword arguments.
+        in_place: whether the operator writes its first argument.
     """
 
     name: str
@@ -215,40 +215,40 @@ class Case:
     in_place: bool = False
 
     def call(self) -> tuple[Call, list[Tensor]]:
-        """The call as a recording has it, and what torch returns."""
-        copies = [one.clone() if self.in_place and n == 0 else one
-                  for n, one in enumerate(self.arguments)]  # fmt: skip
-        made = self.operator(*copies, **dict(self.keywords))
-        outputs = list(made if isinstance(made, tuple) else (made,))
+        """Return the call as a recording has it, and torch's outputs."""
+        copies = [value.clone() if self.in_place and n == 0 else value
+                  for n, value in enumerate(self.arguments)]  # fmt: skip
+        result = self.operator(*copies, **dict(self.keywords))
+        outputs = list(result if isinstance(result, tuple) else (result,))
         schema = self.operator._schema
         arguments: list[Any] = []
         for number, argument in enumerate(schema.arguments):
-            given = dict(self.keywords).get(argument.name)
-            value = copies[number] if number < len(copies) else given
+            keyword = dict(self.keywords).get(argument.name)
+            value = copies[number] if number < len(copies) else keyword
             value = argument.default_value if value is None and number >= len(copies) else value
             arguments.append(_spec(value))
         return Call(str(schema), tuple(arguments), tuple(map(_spec, outputs))), outputs
 
     def counted_bytes(self, outputs: Sequence[Tensor]) -> int | None:
-        """Bytes of the loops; None where they do not compute what torch does."""
+        """Return bytes of the loops; None if they do not compute the same as torch."""
         tensors = [
-            one
+            tensor
             for value in self.arguments
-            for one in (value if isinstance(value, list) else [value])
-            if isinstance(one, Tensor)
+            for tensor in (value if isinstance(value, list) else [value])
+            if isinstance(tensor, Tensor)
         ]
-        ins = [Counted(one.clone() if self.in_place and n == 0 else one)
-               for n, one in enumerate(tensors)]  # fmt: skip
-        outs = [] if self.in_place else [Counted(torch.empty_like(one)) for one in outputs]
+        ins = [Counted(tensor.clone() if self.in_place and n == 0 else tensor)
+               for n, tensor in enumerate(tensors)]  # fmt: skip
+        outs = [] if self.in_place else [Counted(torch.empty_like(output)) for output in outputs]
         self.reference(outs, *ins)
-        made = [ins[0].tensor] if self.in_place else [one.tensor for one in outs]
-        for ours, theirs in zip(made, outputs, strict=True):
+        results = [ins[0].tensor] if self.in_place else [out.tensor for out in outs]
+        for ours, theirs in zip(results, outputs, strict=True):
             if not torch.allclose(ours.double(), theirs.double(), rtol=1e-3, atol=1e-4):
                 return None
-        return sum(one.nbytes for one in (*ins, *outs))
+        return sum(array.nbytes for array in (*ins, *outs))
 
     def agrees(self) -> bool:
-        """Whether `traffic` tells the loops' bytes."""
+        """Return whether `traffic` equals the loops' bytes."""
         call, outputs = self.call()
         return traffic(call).total == self.counted_bytes(outputs)
 
@@ -263,7 +263,7 @@ def _spec(value: Any) -> Any:
 
 
 def cases() -> list[Case]:
-    """Forty operators, some on strided, expanded and half-precision tensors."""
+    """Return forty operators, some on strided, expanded and half-precision tensors."""
     ops, g = torch.ops.aten, torch.Generator().manual_seed(0)
 
     def t(*shape: int) -> Tensor:
@@ -300,7 +300,7 @@ def cases() -> list[Case]:
         ("gt", ops.gt.Tensor, (x, y), lambda a, b: float(a > b)),
         ("clone", ops.clone.default, (turned,), lambda a: a),
     ]
-    found = [Case(name, op, given, mapped(how)) for name, op, given, how in maps]
+    found = [Case(name, op, arguments, mapped(how)) for name, op, arguments, how in maps]
     return [
         *found,
         Case("threshold_backward", ops.threshold_backward.default, (x, y, 0.0),

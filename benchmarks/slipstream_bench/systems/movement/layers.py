@@ -1,4 +1,4 @@
-"""An encoder layer as op-level graphs, traced without memory, and its bytes in regions."""
+"""An encoder layer as operator graphs, traced without memory, and its bytes in regions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DROPPED = 0.1
 
 
 class EncoderLayer(nn.Module):
-    """An encoder layer as BERT has it: x [batch, length, width], post-norm, GELU, dropout.
+    """BERT's encoder layer: x [batch, length, width], post-norm, GELU, dropout.
 
     Args:
-        native: draw dropout's masks as bytes, by ``torch.native_dropout``, as devices do.
+        native: draw dropout masks as bytes by ``torch.native_dropout``, as GPUs do.
     """
 
     def __init__(
@@ -37,53 +37,53 @@ class EncoderLayer(nn.Module):
         self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def drop(self, x: Tensor) -> Tensor:
-        """Dropout, by one operator or by torch's function."""
+        """Apply dropout, by one operator or by torch's function."""
         if self.native:
             dropped: Tensor = torch.native_dropout(x, self.dropped, True)[0]
             return dropped
         return functional.dropout(x, self.dropped, self.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output, [batch, length, width]."""
+        """Map [batch, length, width] to the same."""
         n, t, d = x.shape
         size = d // self.heads
         q, k, v = (
-            one(x).view(n, t, self.heads, size).transpose(1, 2)
-            for one in (self.query, self.key, self.value)
+            layer(x).view(n, t, self.heads, size).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )
         scores = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(size), -1)
         context = (self.drop(scores) @ v).transpose(1, 2).reshape(n, t, d)
         x = self.norm1(x + self.drop(self.out(context)))
-        made: Tensor = self.norm2(
+        output: Tensor = self.norm2(
             x + self.drop(self.second(self.drop(functional.gelu(self.first(x)))))
         )
-        return made
+        return output
 
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """A layer's step by operators: forward, then backward.
+    """Operators of a layer's step: forward, then backward.
 
     Attributes:
-        operations: of both graphs, values shared.
-        lasting: values that leave the step.
+        operations: operations of both graphs, with shared values.
+        lasting: values that outlive the step.
     """
 
     operations: tuple[Operation, ...]
     lasting: frozenset[int]
 
     def rows(self, *, fused: bool) -> list[Moved]:
-        """Every operator's bytes, with regions or each operator by itself."""
+        """Return every operator's bytes, in regions or separately."""
         alone = list(range(len(self.operations)))
         regions = find_regions(self.operations) if fused else alone
         return analyze(self.operations, self.lasting, regions)
 
     def with_mask_bits(self) -> LayerBytes:
-        """The same with one bit, in place of a byte, for every element of a mask."""
+        """Return the same step with one bit per element of a mask instead of a byte."""
         masks = {
             value
-            for one in self.operations
-            for (value, n), spec in zip(one.writes, one.call.outputs, strict=True)
+            for operation in self.operations
+            for (value, n), spec in zip(operation.writes, operation.call.outputs, strict=True)
             if spec.dtype == "bool" and n
         }
 
@@ -95,7 +95,7 @@ class LayerBytes:
 
 
 def traced_layer(batch: int, length: int, width: int, heads: int) -> LayerBytes:
-    """An encoder layer's forward and backward at 2 bytes a number, on the meta device."""
+    """Trace an encoder layer's forward and backward pass in bfloat16, on the meta device."""
     graphs: list[Any] = []
 
     def keep(module: Any, example: Any) -> Any:
@@ -106,13 +106,13 @@ def traced_layer(batch: int, length: int, width: int, heads: int) -> LayerBytes:
     x = torch.randn(batch, length, width, device="meta", dtype=torch.bfloat16, requires_grad=True)
     options: dict[str, Any] = {"fw_compiler": keep, "bw_compiler": keep}
     torch._dynamo.reset()
-    made = torch.compile(model, backend=aot_autograd(**options))(x)
-    made.backward(torch.empty_like(made))
+    output = torch.compile(model, backend=aot_autograd(**options))(x)
+    output.backward(torch.empty_like(output))
     values: dict[str, int] = {}
     forward = trace_of(graphs[0], 1, values)
-    # The backward's placeholders have the names of what the forward returned.
+    # Placeholders of the backward graph have the names of what the forward graph returned.
     backward = trace_of(graphs[1], 2, values)
-    kept = {v for one in backward.operations for v, _ in one.reads}
-    # What is only kept for the backward does not leave the step.
-    lasting = frozenset(backward.leaving | {v for v in forward.leaving if v not in kept})
+    saved = {v for operation in backward.operations for v, _ in operation.reads}
+    # Values that are only saved for the backward pass do not outlive the step.
+    lasting = frozenset(backward.leaving | {v for v in forward.leaving if v not in saved})
     return LayerBytes((*forward.operations, *backward.operations), lasting)

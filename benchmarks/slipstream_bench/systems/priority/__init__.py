@@ -1,1 +1,1 @@
-"""Gradients in order of urgency."""
+"""Gradient communication in order of urgency."""

@@ -1,8 +1,8 @@
-"""``slipstream bench priority``: real ranks on shaped links, beside DistributedDataParallel.
+"""``slipstream bench priority``: real ranks on shaped links, compared with DDP.
 
-Two to four processes in a network lab, which needs root; computation is emulated by sleeping, so
-that what overlaps is measured and not how busy the machine is. Every row's DistributedDataParallel
-ran in the same launch, with the best of three bucket sizes.
+Two to four processes in a network lab, which needs root. They sleep instead of computing, so that
+rows measure overlap, not the load of the machine. Every row's DistributedDataParallel ran in the
+same launch, with the best of three bucket sizes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from slipstream_bench.systems.priority.workloads import NAMES, REAL, TINY
 _COMPUTE_S, _SWEEP_S = 0.366, 0.2
 _ORDERS = ("static:50000", "leader:50000", "rs_ag:50000", "p2p:50000")
 _MEGABITS = (20, 80, 200, 600, 2000)
-# Where a step takes seconds, fewer of them, and of fewer methods.
+# Fewer steps and methods if a step takes seconds.
 _SLOW = 50
-# Where the gain is largest; which link that is takes several to say.
+# Links around the largest gain, to find where it is.
 _QUICK_MEGABITS = (200,)
-# Seconds of a quick run's longer rows, by their counts of steps and what a step takes.
+# Seconds of a quick run's longer rows, from the number and duration of their steps.
 _TAIL_S, _SWEEP_ROWS_S, _REAL_S, _TRIALS_S = 45.0, 45.0, 60.0, 40.0
 _OPTIMIZERS = ("sgd", "momentum", "adamw")
 # A launch of random runs takes two or three minutes.
@@ -45,7 +45,7 @@ _ALL = ("static", "leader", "p2p", "rs_ag", "auto")
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick: two workloads on one link, fewer steps, eight random runs."""
+    """Yield the rows. Quick: two workloads on one link, fewer steps, eight random runs."""
     reason = why_no_netlab()
     if reason is not None:
         yield not_judged("tail-heavy: DDP's step over ours", "x", ">= 1.3", reason)
@@ -70,8 +70,8 @@ def _weights(options: BenchOptions) -> Iterator[Bar]:
         answers = run(
             ranks, 1000 * MBIT, rank.weights, methods=_ALL, optimizers=_OPTIMIZERS, count=steps
         )
-        found = [one for each in answers for one in each]
-        worst = max(found, key=lambda one: one["off"])
+        found = [result for each in answers for result in each]
+        worst = max(found, key=lambda result: result["off"])
         yield at_most(
             bar, worst["off"], most, "relative", n=len(found) // ranks,
             detail=f"{steps} steps; SGD, momentum, AdamW; {', '.join(_ALL)}; tied, frozen, unused "
@@ -86,12 +86,12 @@ def _loops(options: BenchOptions) -> Iterator[Bar]:
     options.progress(bar)
     steps = 60 if options.full else 10
     answers = run(2, 1000 * MBIT, rank.loops, order=_ORDERS[1], count=steps)
-    held = {kind: all(one[kind] for one in answers) for kind in answers[0]}
+    held = {kind: all(answer[kind] for answer in answers) for kind in answers[0]}
     count = len(held)
     yield Bar(
         bar, sum(held.values()), f"of {count}", f"= {count}", all(held.values()), count,
-        f"{steps} steps, {_ORDERS[1]}: DDP's weights to the bit; who reads gradients before the "
-        "step is told once how long it waits; LBFGS is refused: "
+        f"{steps} steps, {_ORDERS[1]}: DDP's weights to the bit; code that reads gradients before "
+        "the step gets one warning of its wait; LBFGS is refused: "
         + ", ".join(f"{kind} {'holds' if ok else 'falls short'}" for kind, ok in held.items()),
     )  # fmt: skip
 
@@ -121,7 +121,7 @@ def _tail_heavy(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _used(found: Cell, how: str, rate: float) -> list[float]:
-    """Shares of the link's rate, each way."""
+    """Return shares of the link's rate, in each direction."""
     moved, seconds = found.sampled[how]
     return [nbytes / seconds / rate for nbytes in moved]
 
@@ -145,7 +145,7 @@ def _sweep(options: BenchOptions) -> Iterator[Bar]:
             methods = BUCKETS[:1] if slow else (*BUCKETS[::2], "static:50000", *more)
             steps = 3 if slow else 6 if options.full else 5
             made[workload, megabits] = cell(workload, megabits * MBIT, _SWEEP_S, methods, steps)
-    gains = {key: one.ddp_s / one.measured_s["auto"] for key, one in made.items()}
+    gains = {key: result.ddp_s / result.measured_s["auto"] for key, result in made.items()}
     table = "; ".join(
         f"{w} {', '.join(f'{gains[w, m]:.2f} ({made[w, m].chosen})' for m in links)}"
         for w in workloads
@@ -156,15 +156,15 @@ def _sweep(options: BenchOptions) -> Iterator[Bar]:
     worst = min(gains, key=lambda key: gains[key])
     yield at_least(names[1], gains[worst], 0.98, "x", n=len(made),
                    detail=f"{worst[0]} at {worst[1]} Mbit/s")  # fmt: skip
-    errors = [error for one in made.values() for error in one.errors()]
+    errors = [error for result in made.values() for error in result.errors()]
     middle = statistics.median(errors)
     yield Bar(
         names[2], 100 * middle, "%", "<= 4 (largest <= 9)", middle <= 0.04 and max(errors) <= 0.09,
         len(errors), f"largest {100 * max(errors):.1f} %; ours and DDP with two bucket sizes",
     )  # fmt: skip
     behind = {
-        key: one.measured_s["auto"] / min(one.measured_s.values()) - 1.0
-        for key, one in made.items()
+        key: result.measured_s["auto"] / min(result.measured_s.values()) - 1.0
+        for key, result in made.items()
     }
     worst = max(behind, key=lambda key: behind[key])
     yield at_most(
@@ -177,8 +177,8 @@ def _sweep(options: BenchOptions) -> Iterator[Bar]:
     for workload in workloads:
         of = {m: made[workload, m] for m in links}
         peak = max(links, key=lambda m: gains[workload, m])
-        told = max(links, key=lambda m: of[m].predicted_ddp_s / of[m].predicted_s["auto"])
-        off.append(max(told / peak, peak / told) - 1.0)
+        predicted = max(links, key=lambda m: of[m].predicted_ddp_s / of[m].predicted_s["auto"])
+        off.append(max(predicted / peak, peak / predicted) - 1.0)
     yield at_most(names[4], 100 * max(off), 25.0, "%", n=len(off), detail="on the links measured")
 
 
@@ -204,7 +204,7 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
     bar = "real computation on 200 Mbit/s: DDP's step over auto's, where 1.12 is predicted"
     if not options.wants(bar, _REAL_S):
         return
-    gains, said = [], []
+    gains, notes = [], []
     for name in REAL:
         options.progress(f"{bar}: {name}")
         count, turns = (60, 10) if options.full else (20, 5)
@@ -212,22 +212,25 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
             2, 200 * MBIT, rank.turns, workload=name, methods=["auto", *BUCKETS[::2]],
             count=count, turns=turns,
         )[0]  # fmt: skip
-        told = auto["predicted"]
-        # Of the best plan, also where it was tried and found no better.
-        wanted = min(s for how, s in told.items() if how.startswith("ddp:")) / min(told.values())
-        found = sorted(min(theirs) / ours for ours, *theirs in auto["turns_s"])
-        gain = statistics.median(found)
-        steps = [f"{how} {1e3 * s:.0f} predicted {1e3 * told[how]:.0f}"
-                 for how, s in auto["tried"].items()]  # fmt: skip
-        said.append(
-            f"{name}: {auto['chosen']}, {gain:.2f} ({found[0]:.2f} to {found[-1]:.2f}), predicted "
-            f"{wanted:.2f}; computation {1e3 * auto['compute_s']:.0f}, {', '.join(steps)} ms; of "
-            f"the link's rate and of computation's is left, {', '.join(auto['beside'])}"
+        predicted = auto["predicted"]
+        # The prediction of the best plan, even if it was measured and rejected.
+        predicted_gain = min(s for how, s in predicted.items() if how.startswith("ddp:")) / min(
+            predicted.values()
         )
-        if wanted >= 1.12:
+        ratios = sorted(min(theirs) / ours for ours, *theirs in auto["turns_s"])
+        gain = statistics.median(ratios)
+        steps = [f"{how} {1e3 * s:.0f} predicted {1e3 * predicted[how]:.0f}"
+                 for how, s in auto["tried"].items()]  # fmt: skip
+        notes.append(
+            f"{name}: {auto['chosen']}, {gain:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
+            f"predicted {predicted_gain:.2f}; computation {1e3 * auto['compute_s']:.0f}, "
+            f"{', '.join(steps)} ms; remaining rates of the link and of computation "
+            f"{', '.join(auto['remaining'])}"
+        )
+        if predicted_gain >= 1.12:
             gains.append(gain)
     detail = (
-        f"two ranks on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {'; '.join(said)}"
+        f"two ranks on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {'; '.join(notes)}"
     )
     if not gains:
         yield not_judged(bar, "x", ">= 1.1", f"1.12 is predicted for neither; {detail}")
@@ -248,7 +251,7 @@ def _overhead(options: BenchOptions) -> Iterator[Bar]:
     yield at_most(
         bar, 100 * (statistics.median(ratios) - 1.0), 5.0, "%", n=len(ratios),
         detail=f"10,000 parameters in 60 tensors; {min(ratios):.2f} to {max(ratios):.2f}; auto "
-        f"has taken {found['chosen']}; real computation, load {os.getloadavg()[0]:.1f}",
+        f"has chosen {found['chosen']}; real computation, load {os.getloadavg()[0]:.1f}",
     )  # fmt: skip
 
 
@@ -262,18 +265,20 @@ def _trials(options: BenchOptions) -> Iterator[Bar]:
     for launch in range(launches):
         options.progress(f"{bar}: {launch * each} of {count}")
         with contextlib.suppress(ClusterError):
-            # A launch that hangs, or in which a rank dies that should not, has no answers.
+            # No results if a launch hangs, or if a rank dies unexpectedly.
             runs += zip(
                 *run(3, 1000 * MBIT, trials.run, _LAUNCH_S, count=each, seed=launch), strict=True
             )
-    whole = sum(all(one["ended"] for one in ranks) for ranks in runs)
+    whole = sum(all(rank_result["ended"] for rank_result in ranks) for ranks in runs)
     failing = [ranks for ranks in runs if ranks[0]["fails"]]
-    named = sum(all(one["named"] for one in ranks) for ranks in failing)
-    slowest = max((one["error_s"] for ranks in failing for one in ranks), default=0.0)
+    named = sum(all(rank_result["named"] for rank_result in ranks) for ranks in failing)
+    slowest = max(
+        (rank_result["error_s"] for ranks in failing for rank_result in ranks), default=0.0
+    )
     yield Bar(
         bar, whole, f"of {count}", f"= {count}, errors within 10 s",
         whole == count and slowest < 10.0, count,
         "3 ranks; every order, slices, credits, layers' times and delays at random; in "
-        f"{len(failing)} of them a rank raises and lives on, ends or stops: an error on all others "
-        f"within {slowest:.1f} s, naming that rank in {named}",
+        f"{len(failing)} of them a rank raises and continues, exits or stops: an error "
+        f"on all others within {slowest:.1f} s, naming that rank in {named}",
     )  # fmt: skip

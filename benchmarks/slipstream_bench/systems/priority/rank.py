@@ -1,4 +1,4 @@
-"""One rank of ``slipstream bench priority``: trains as it is told and says what it took."""
+"""A rank of ``slipstream bench priority``: trains with each method and times it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WARM = 3
 def wrapped(
     model: nn.Module, optimizer: torch.optim.Optimizer, how: str, **options: Any
 ) -> nn.Module:
-    """`how`: ``ddp:MiB`` of a bucket (25: as it comes), ``ORDER:ELEMENTS``, or ``auto``."""
+    """Wrap a model; `how`: ``ddp:MiB`` of a bucket (default 25), ``ORDER:ELEMENTS``, ``auto``."""
     name, _, size = how.partition(":")
     if name == "ddp":
         cap = None if float(size) == 25.0 else float(size)
@@ -39,43 +39,43 @@ def wrapped(
 def steps(
     workload: str, compute_s: float, methods: Sequence[str], count: int
 ) -> list[dict[str, Any]]:
-    """For each method: times of steps, and what was predicted for them."""
+    """Return the step times of each method, and their predictions."""
     return [_steps_of(how, *_model_of(workload, compute_s), count) for how in methods]
 
 
 def _steps_of(how: str, model: nn.Module, x: torch.Tensor, count: int) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    one = wrapped(model, optimizer, how)
+    wrapped_model = wrapped(model, optimizer, how)
 
     def train(steps: int) -> list[float]:
         times = []
         for _ in range(steps):
             began = time.perf_counter()
-            _step(one, optimizer, x)
+            _step(wrapped_model, optimizer, x)
             times.append(time.perf_counter() - began)
         return times
 
-    while isinstance(one, PriorityDDP) and not one.settled:
+    while isinstance(wrapped_model, PriorityDDP) and not wrapped_model.settled:
         train(1)
     # DDP rebuilds its buckets in the second step.
     train(_WARM)
     dist.barrier()
-    sampler = _Sampler(one)
-    # One more: a step ends where the next one begins to compute.
+    sampler = _Sampler(wrapped_model)
+    # One more, since a step ends when the next one begins to compute.
     times = train(count + 1)[1:]
-    found = {"how": how, "median_s": statistics.median(times), "sampled": sampler.end()}
-    if isinstance(one, PriorityDDP):
-        found.update(_learned(one))
-        one.close()
-    return found
+    results = {"how": how, "median_s": statistics.median(times), "sampled": sampler.end()}
+    if isinstance(wrapped_model, PriorityDDP):
+        results.update(_learned(wrapped_model))
+        wrapped_model.close()
+    return results
 
 
 def _model_of(workload: str, compute_s: float) -> tuple[nn.Module, torch.Tensor]:
-    """A model and its batch; what does not compute goes before other programs.
+    """Return a model and its batch; ranks that do not compute get a higher priority.
 
-    Ranks that sleep nearly all the time wake when the network says. Where they compute that would
-    be wrong: in real time, a thread that computes keeps its core for 100 ms from those that send,
-    and from the kernel's own that move packets.
+    Ranks that sleep nearly all the time wake when data arrives. For ranks that compute a priority
+    would be wrong: with real-time scheduling, a computing thread keeps its core for 100 ms from
+    threads that send, and from the kernel's threads that move packets.
     """
     if workload not in REAL:
         raise_priority()
@@ -86,7 +86,7 @@ def _model_of(workload: str, compute_s: float) -> tuple[nn.Module, torch.Tensor]
 
 
 def weights(methods: Sequence[str], optimizers: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """For each optimizer and method: how far the weights are from those of DDP."""
+    """Return the difference of the weights from those of DDP, for each optimizer and method."""
     raise_priority()
     found = []
     for kind in optimizers:
@@ -110,32 +110,32 @@ def _trained(how: str, kind: str, steps: int) -> list[torch.Tensor]:
         momentum = 0.9 if kind == "momentum" else 0.0
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=momentum)
     options = {"find_unused_parameters": True} if how.startswith("ddp") else {}
-    one = wrapped(model, optimizer, how, **options)
-    drawn = torch.Generator().manual_seed(rank)
+    wrapped_model = wrapped(model, optimizer, how, **options)
+    generator = torch.Generator().manual_seed(rank)
     for step in range(steps):
         optimizer.zero_grad()
         odd = rank % 2 == 1 and step % 3 > 0
-        one(torch.randn(8, 24, generator=drawn), odd).square().mean().backward()
+        wrapped_model(torch.randn(8, 24, generator=generator), odd).square().mean().backward()
         optimizer.step()
-    if isinstance(one, PriorityDDP):
-        one.close()
+    if isinstance(wrapped_model, PriorityDDP):
+        wrapped_model.close()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-# Loops of users; the first ones read gradients before the step.
+# Typical training loops; the first ones read gradients before the step.
 _READ, _LOOPS = 2, ("clipping by norm", "GradScaler", "loss.item()", "a closure")
 
 
 def loops(order: str, count: int) -> dict[str, bool]:
-    """Of each kind of loop: whether weights are DDP's to the bit, and its cost is told, if any."""
+    """Return for each loop whether its weights equal DDP's, and its cost is reported, if any."""
     raise_priority()
     found = {}
     for kind in _LOOPS:
         theirs, _ = _looped(kind, "ddp:25", count)
-        ours, said = _looped(kind, order, count)
-        told = [" ms in this one" in one for one in said]
-        wanted = [True] if kind in _LOOPS[:_READ] else []
-        found[kind] = told == wanted and all(map(torch.equal, ours, theirs))
+        ours, messages = _looped(kind, order, count)
+        reported = [" ms in this one" in message for message in messages]
+        expected = [True] if kind in _LOOPS[:_READ] else []
+        found[kind] = reported == expected and all(map(torch.equal, ours, theirs))
     model = Tied()
     try:
         wrapped(model, torch.optim.LBFGS(model.parameters()), order)
@@ -146,18 +146,20 @@ def loops(order: str, count: int) -> dict[str, bool]:
 
 
 def _looped(kind: str, how: str, steps: int) -> tuple[list[torch.Tensor], list[str]]:
-    """Weights after some steps, and what was warned of."""
+    """Return the weights after some steps, and the warnings."""
     torch.manual_seed(0)
     model = Tied()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     options = {"find_unused_parameters": True} if how.startswith("ddp") else {}
-    one = wrapped(model, optimizer, how, **options)
+    wrapped_model = wrapped(model, optimizer, how, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=kind == "GradScaler")
-    drawn = torch.Generator().manual_seed(dist.get_rank())
+    generator = torch.Generator().manual_seed(dist.get_rank())
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss: torch.Tensor = one(torch.randn(8, 24, generator=drawn), False).square().mean()
+        loss: torch.Tensor = (
+            wrapped_model(torch.randn(8, 24, generator=generator), False).square().mean()
+        )
         torch.autograd.backward(scaler.scale(loss))
         return loss
 
@@ -174,41 +176,41 @@ def _looped(kind: str, how: str, steps: int) -> tuple[list[torch.Tensor], list[s
                 nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             scaler.step(optimizer)
             scaler.update()
-    if isinstance(one, PriorityDDP):
-        one.close()
-    said = [str(each.message) for each in caught if each.category is SlipstreamWarning]
-    return [parameter.detach().clone() for parameter in model.parameters()], said
+    if isinstance(wrapped_model, PriorityDDP):
+        wrapped_model.close()
+    messages = [str(each.message) for each in caught if each.category is SlipstreamWarning]
+    return [parameter.detach().clone() for parameter in model.parameters()], messages
 
 
 def turns(workload: str, methods: Sequence[str], count: int, turns: int) -> dict[str, Any]:
-    """Seconds of `count` steps of each method, in `turns` parts, and what the first one learned."""
+    """Time `count` steps of each method, in `turns` parts; also return the first one's plan."""
     runs = []
     for how in methods:
         model, x = _model_of(workload, 0.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         runs.append((wrapped(model, optimizer, how), optimizer))
-    for one in runs:
-        while isinstance(one[0], PriorityDDP) and not one[0].settled:
-            _step(*one, x)
-    found: list[list[float]] = []
+    for run in runs:
+        while isinstance(run[0], PriorityDDP) and not run[0].settled:
+            _step(*run, x)
+    times_s: list[list[float]] = []
     for turn in range(turns + 1):
         row = []
-        # Each is first in some turns, and last in others.
-        for one in runs if turn % 2 else reversed(runs):
+        # Methods run in both orders.
+        for run in runs if turn % 2 else reversed(runs):
             dist.barrier()
-            _step(*one, x)
-            # From where a step begins to compute to where a later one does.
+            _step(*run, x)
+            # From the start of a step's computation to that of a later one.
             began = time.perf_counter()
             for _ in range(count // turns):
-                _step(*one, x)
+                _step(*run, x)
             row.append(time.perf_counter() - began)
-            if isinstance(one[0], PriorityDDP):
-                one[0].synchronize()
+            if isinstance(run[0], PriorityDDP):
+                run[0].synchronize()
         if turn:
-            found.append(row if turn % 2 else row[::-1])
+            times_s.append(row if turn % 2 else row[::-1])
     first = runs[0][0]
     assert isinstance(first, PriorityDDP)
-    return {"turns_s": found, **_learned(first)}
+    return {"turns_s": times_s, **_learned(first)}
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
@@ -218,7 +220,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -
 
 
 def _learned(model: PriorityDDP) -> dict[str, Any]:
-    """What was predicted, tried and chosen."""
+    """Return what was predicted, tried and chosen."""
     assert model.plan is not None
     assert model.learned is not None
     step, link = model.learned
@@ -227,15 +229,15 @@ def _learned(model: PriorityDDP) -> dict[str, Any]:
         "predicted": model.plan.predicted_s,
         "tried": model.plan.measured_s,
         "compute_s": step.compute_s,
-        "beside": [
-            f"{name} x{ahead} {100 * left.link:.0f} and {100 * left.core:.0f} %"
-            for (name, ahead), left in link.beside.items()
+        "remaining": [
+            f"{name} x{ahead} {100 * rates.link:.0f} and {100 * rates.core:.0f} %"
+            for (name, ahead), rates in link.contention.items()
         ],
     }
 
 
 class _Sampler:
-    """Bytes through the interface while gradients are on their way."""
+    """Counter of bytes through the interface while gradients are in transit."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._ended = model, False
@@ -244,7 +246,7 @@ class _Sampler:
         self._thread.start()
 
     def end(self) -> tuple[list[int], float]:
-        """Bytes received and sent, and seconds, while something was on its way."""
+        """Return bytes received and sent, and seconds, while gradients were in transit."""
         self._ended = True
         self._thread.join()
         return self._bytes, self._seconds
@@ -264,5 +266,7 @@ class _Sampler:
     def _pending(self) -> bool:
         rounds = getattr(self._model, "_rounds", None)
         channel = None if rounds is None else rounds.channel
-        # What is ready here and has not arrived: the link has something to do.
-        return channel is not None and any(unit.left and all(unit.handed) for unit in channel.units)
+        # Gradients that are ready and have not arrived keep the link busy.
+        return channel is not None and any(
+            unit.missing and all(unit.handed) for unit in channel.units
+        )

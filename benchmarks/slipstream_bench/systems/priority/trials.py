@@ -1,7 +1,7 @@
-"""Random runs of real ranks: none may hang, and where one rank fails all others are told.
+"""Random runs of real ranks: none may hang, and if one rank fails all others get an error.
 
-A rank may raise in a backward pass and live on, after which the ranks go on with the next run, in a
-group of its own; at the end of a launch one ends, or stops, after which they are of no more use.
+A rank may raise in a backward pass and continue: then the ranks continue with the next run, in a
+new group. In the last run of a launch a rank exits or stops, after which the group is unusable.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _RAISES = 0.06
 
 
 class _FailedError(Exception):
-    """By the rank that is to fail."""
+    """Raised by the rank that is to fail."""
 
 
 def run(count: int, seed: int) -> list[dict[str, Any]]:
-    """Of each trial: whether it ended as it has to, and how long an error took to come."""
+    """Return for each trial whether it ended as required, and how long an error took."""
     raise_priority()
     found = [_trial(1000 * seed + n, n == count - 1) for n in range(count)]
-    # A rank that is to end does: the others see its connections close.
+    # A rank that is to exit does so now: the others see its connections close.
     leave(found)
 
 
 def _trial(seed: int, last: bool) -> dict[str, Any]:
-    """Layers, order, slices and failures are the same on all ranks; delays are each rank's own."""
+    """Layers, order, slices and failures are the same on all ranks; delays differ."""
     common, own = random.Random(seed), random.Random(f"{seed}/{dist.get_rank()}")
     layers = [
         Layer(common.choice((1, 700, 5_000, 40_000)), 0.0, 0.0) for _ in range(common.randint(1, 9))
@@ -52,13 +52,13 @@ def _trial(seed: int, last: bool) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     jitter = common.choice((0.0, 0.002))
     began, error_s, error, step = time.perf_counter(), 0.0, None, -1
-    mine = dist.get_rank() == culprit
+    failing = dist.get_rank() == culprit
     order, slice_elems = common.choice(ORDERS), common.choice((256, 4_000, 50_000))
     credit = common.choice((1, 10_000, 1_000_000))
     how = f"{order}, slices of {slice_elems}, credit {credit}"
-    one: PriorityDDP | None = None
+    wrapped: PriorityDDP | None = None
     try:
-        one = PriorityDDP(
+        wrapped = PriorityDDP(
             model,
             optimizer,
             timeout_s=_TIMEOUT_S,
@@ -74,34 +74,34 @@ def _trial(seed: int, last: bool) -> dict[str, Any]:
                 time.sleep(own.uniform(0, 0.05))
             began = time.perf_counter()
             optimizer.zero_grad()
-            loss = one(torch.ones(1, requires_grad=True)).sum()
-            if mine and step == at:
+            loss = wrapped(torch.ones(1, requires_grad=True)).sum()
+            if failing and step == at:
                 if last:
-                    # It ends, or lives on and takes no part any more.
+                    # The rank exits, or continues without taking part.
                     time.sleep(0.0 if ends else _WORST_S)
                     return {"fails": True, "ended": True, "named": True, "error_s": 0.0}
                 chosen: Any = own.choice(list(model.parameters()))
                 chosen.register_hook(_fail)
             loss.backward()
             optimizer.step()
-        one.synchronize()
+        wrapped.synchronize()
     except CommunicationError as raised:
         error = raised
         error_s = time.perf_counter() - began
     except _FailedError:
         pass
     if fails and not last:
-        # The others have had their error; this one leaves what they have left.
+        # The others have their error; this rank leaves the group.
         dist.barrier()
-        if mine and one is not None:
-            one._ranks.explain(_FailedError("raised"), "a trial")
-    if one is not None:
+        if failing and wrapped is not None:
+            wrapped._ranks.explain(_FailedError("raised"), "a trial")
+    if wrapped is not None:
         with contextlib.suppress(CommunicationError):
-            one.close()
+            wrapped.close()
     named = error is not None and error.ranks == (culprit,)
     return {
-        "fails": fails, "ended": mine or (error is not None) == fails,
-        "named": named or mine or not fails, "error_s": error_s,
+        "fails": fails, "ended": failing or (error is not None) == fails,
+        "named": named or failing or not fails, "error_s": error_s,
         "said": "" if error is None else f"{how}, step {step}: {error}",
     }  # fmt: skip
 

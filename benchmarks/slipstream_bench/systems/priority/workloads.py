@@ -1,8 +1,8 @@
-"""Steps whose layers take given times and have given parameters, without needing a core for it.
+"""Steps whose layers have given times and parameters, without using a core.
 
-Computation is emulated by sleeping, so that what overlaps with what can be measured on a machine
-that is busy. Shares of parameters and of arithmetic are those of published networks. Two small
-networks that do compute are for a machine with a core for every rank.
+Layers sleep instead of computing, so that overlap can be measured on a busy machine. Shares of
+parameters and of arithmetic are those of published networks. Two small networks that do compute are
+for a machine with a core for every rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FORWARD = 1 / 3
 
 @dataclass(frozen=True)
 class Layer:
-    """Parameters, and seconds of both passes."""
+    """Number of parameters, and seconds of both passes."""
 
     numel: int
     forward_s: float
@@ -31,7 +31,7 @@ class Layer:
 def layers(
     parameters: Sequence[float], arithmetic: Sequence[float], numel: int, compute_s: float
 ) -> list[Layer]:
-    """Layers with these shares of `numel` parameters and of `compute_s` seconds."""
+    """Return layers with these shares of `numel` parameters and of `compute_s` seconds."""
     weights, work = sum(parameters), sum(arithmetic)
     return [
         Layer(
@@ -43,7 +43,7 @@ def layers(
     ]
 
 
-# Millions of parameters, and billions of multiplications for an image of 224 x 224 (VGG-19, D of
+# Millions of parameters, and billions of multiplications for a 224 x 224 image (VGG-19, D of
 # Simonyan and Zisserman 2015, counted from its table).
 _VGG_PARAMETERS = (
     0.002, 0.037, 0.074, 0.148, 0.295, 0.590, 0.590, 0.590, 1.180, 2.360, 2.360, 2.360,
@@ -56,14 +56,14 @@ _VGG_ARITHMETIC = (
 
 
 def named(name: str, compute_s: float) -> list[Layer]:
-    """One of `NAMES`, scaled to `compute_s` seconds a step."""
+    """Return one of `NAMES`, scaled to `compute_s` seconds per step."""
     if name == "tail-heavy":
         return layers(_VGG_PARAMETERS, _VGG_ARITHMETIC, 1_200_000, compute_s)
     if name == "uniform":
-        # Blocks of a residual network: parameters and arithmetic even out over 16 of them.
+        # Blocks of a residual network: parameters and arithmetic are even over 16 of them.
         return layers([1.0] * 16, [1.0] * 16, 960_000, compute_s)
     if name == "head-heavy":
-        # A translation model: a large embedding first, a softmax of half its size last.
+        # A translation model: first a large embedding, last a softmax of half its size.
         return layers([8.0, *[1.0] * 8, 4.0], [0.1, *[1.0] * 8, 1.0], 1_000_000, compute_s)
     if name == "tied":
         # A language model whose embedding is its softmax: needed first, ready last.
@@ -75,21 +75,21 @@ NAMES = ("tail-heavy", "uniform", "head-heavy", "tied")
 
 
 class Emulated(nn.Module):
-    """[1] to [1], through layers that take their time."""
+    """A model from [1] to [1] whose layers take a given time."""
 
     def __init__(self, made: Sequence[Layer]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Sleeper(one) for one in made])
+        self.layers = nn.ModuleList([Sleeper(layer) for layer in made])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[1] to the same."""
+        """Map [1] to [1]."""
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 class Sleeper(nn.Module):
-    """One layer: its gradient is ready when its share of the backward pass is over."""
+    """A layer whose gradient is ready when its share of the backward pass is over."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Sleeper(nn.Module):
         self.times = layer.forward_s, layer.backward_s
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[1] to the same."""
+        """Map [1] to [1]."""
         return busy(x + self.weight.mean(), self.pause, *self.times)
 
 
@@ -107,7 +107,7 @@ TINY = "tiny"
 
 
 def real(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """One of `REAL`, of about as many parameters as `named`, or `TINY`; and a batch for it."""
+    """Return one of `REAL` with about as many parameters as `named`, or `TINY`; and a batch."""
     torch.manual_seed(0)
     if name == TINY:
         # 30 weights and 30 biases.
@@ -122,7 +122,7 @@ def real(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 class TiedTransformer(nn.Module):
-    """Four layers, 1.05 M parameters, the embedding is the softmax."""
+    """A transformer of four layers, 1.05 M parameters, whose embedding is its softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class TiedTransformer(nn.Module):
         self.head.weight = self.table.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """int64 [batch, length] to [batch, length, 2000]."""
+        """Map int64 [batch, length] to [batch, length, 2000]."""
         x = self.table(ids)
         for layer in self.layers:
             x = layer(x)

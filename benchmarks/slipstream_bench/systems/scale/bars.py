@@ -1,4 +1,4 @@
-"""``slipstream bench scale``: predictions for many workers beside logs, formulas and real ranks."""
+"""``slipstream bench scale``: predictions for many workers, against logs, formulas and ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slipstream_bench.systems.scale import compression, mlperf
 from slipstream_bench.systems.scale import ranks as bench_scale_ranks
 from slipstream_bench.systems.scale.training_run import Pace
 
-# Of ResNet-50, in float32.
+# Gradients of ResNet-50, in float32.
 _GRADIENT_BYTES = 25.6e6 * 4
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the scale bench."""
+    """Yield the rows."""
     yield from mlperf.bars(options)
     yield from _law_rows(options)
     yield from _cost_rows(options)
@@ -41,8 +41,8 @@ def _law_rows(options: BenchOptions) -> Iterator[Bar]:
     fit = np.polyfit(sides, latency, 1)
     left = latency - np.polyval(fit, sides)
     r2 = 1 - float((left**2).sum() / ((latency - latency.mean()) ** 2).sum())
-    said = "against x + y/2: a line of x, a ring of y in both directions; 16 to 4096 chips"
-    yield at_least(bar, r2, 0.99, "R2", n=len(grids), detail=said)
+    note = "against x + y/2: a line of x, a ring of y in both directions; 16 to 4096 chips"
+    yield at_least(bar, r2, 0.99, "R2", n=len(grids), detail=note)
 
 
 def _cost_rows(options: BenchOptions) -> Iterator[Bar]:

@@ -1,4 +1,4 @@
-"""Predicted steps of replicas beside real ones: two ranks on hosts with shaped cables."""
+"""Predicted steps of replicas against real ones: two ranks on hosts with shaped links."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STEPS = 7
 
 
 def model_named(name: str) -> tuple[Any, ...]:
-    """A stack of linear layers with SGD: 2 or 13 MB of gradients."""
+    """Return a stack of linear layers with SGD: 2 or 13 MB of gradients."""
     import torch
     from torch import nn
 
@@ -41,7 +41,7 @@ def model_named(name: str) -> tuple[Any, ...]:
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """One row over models and rates."""
+    """Yield one row over models and rates."""
     if not options.wants(_BAR):
         return
     options.progress(_BAR)
@@ -72,14 +72,14 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _measured_ns(name: str, bytes_per_s: float) -> float:
-    """A step of two ranks, the slower of them in the median step."""
+    """Return the median step time of the slower of two ranks, in ns."""
     with Netlab(2, bytes_per_s) as cables:
         times_s = on_ranks(cables, timed_steps, name=name, warmup=3, steps=_STEPS)
     return float(np.median(np.max(times_s, axis=0))) * 1e9
 
 
 def timed_steps(name: str, warmup: int, steps: int) -> list[float]:
-    """In a rank: seconds of each step of a model under DistributedDataParallel."""
+    """Return seconds of each step of a rank's model under DistributedDataParallel."""
     import torch.distributed as dist
 
     built = build_from(model_named(name), (DDP(dist.get_world_size()),), 0, name)

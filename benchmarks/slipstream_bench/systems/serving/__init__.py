@@ -1,1 +1,1 @@
-"""Serving under load: LoadGen, our harness around it, and the queue that foresees both."""
+"""Serving under load: LoadGen, our harness around it, and the queue that predicts both."""

@@ -1,7 +1,7 @@
-"""``slipstream bench serving``: is what is measured under load true, and what does measuring cost?
+"""``slipstream bench serving``: validity of measurements under load, and their cost.
 
-The queue is held against theory, the verdicts against LoadGen's own, the harness against LoadGen
-called with nothing around it, the peak search against LoadGen's.
+The queue is compared with theory, the verdicts with LoadGen's, the harness with plain LoadGen, the
+peak search with LoadGen's.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _RAW_BYTES = 16
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: fewer loads, systems and cases; what needs a long run is recorded."""
+    """Yield the rows. Quick: fewer loads, systems and cases; rows of long runs are recorded."""
     with tempfile.TemporaryDirectory() as folder:
         yield from _verdicts(options)
         yield from _costs(options, Path(folder))
@@ -83,10 +83,10 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _verdicts(options: BenchOptions) -> Iterator[Bar]:
-    """How many of the slowest queries are set aside, and whether there are enough of them.
+    """Compare how many of the slowest queries are discarded, and whether enough remain.
 
-    LoadGen runs once a process at a time, and sleeps for most of a short run: processes share the
-    cases.
+    LoadGen runs once per process at a time, and mostly sleeps in a short run, so processes share
+    the cases.
     """
     bar = "early-stopping verdicts equal LoadGen's"
     if not options.wants(bar, 20):
@@ -110,8 +110,8 @@ def _verdicts(options: BenchOptions) -> Iterator[Bar]:
 
 
 def differing(seed: int, count: int) -> list[tuple[int, float, int | None, int | None]]:
-    """Of `count` random cases those where LoadGen's verdict is not ours: queries, percentile, and
-    how many queries we and LoadGen set aside."""
+    """Return those of `count` random cases in which LoadGen's verdict differs from ours: queries,
+    percentile, and how many queries we and LoadGen discard."""
     chance, wrong = random.Random(seed), []
     library = Library([np.zeros((16, 1), np.float32)])
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ def differing(seed: int, count: int) -> list[tuple[int, float, int | None, int |
             )  # fmt: skip
             queries = int(log.get("result_query_count"))
             ours = stopping.discarded(queries, percentile)
-            # LoadGen says in words alone how many it set aside.
+            # LoadGen reports the number of discarded queries in a sentence only.
             words = str(log.get("early_stopping_result"))
             theirs = (
                 int(words.split("Would discard ")[1].split()[0]) if "discard" in words else None
@@ -137,11 +137,11 @@ def differing(seed: int, count: int) -> list[tuple[int, float, int | None, int |
 
 
 def _raw(ids: Sequence[int], indices: Sequence[int]) -> None:
-    """An answer to every query at once, with nothing around LoadGen."""
+    """Answer every query immediately, with nothing around LoadGen."""
     import mlperf_loadgen
 
     mlperf_loadgen.QuerySamplesComplete(
-        [mlperf_loadgen.QuerySampleResponse(one, _ADDRESS, _RAW_BYTES) for one in ids]
+        [mlperf_loadgen.QuerySampleResponse(query, _ADDRESS, _RAW_BYTES) for query in ids]
     )
 
 
@@ -149,7 +149,7 @@ _ANSWER = np.zeros(_RAW_BYTES, np.uint8)
 _ADDRESS = _ANSWER.__array_interface__["data"][0]
 
 
-# What the harness costs.
+# Cost of the harness.
 
 
 def _costs(options: BenchOptions, folder: Path) -> Iterator[Bar]:
@@ -208,7 +208,7 @@ def _raw_thread() -> Iterator[Callable[[Sequence[int], Sequence[int]], None]]:
 
 
 def _ours(test: Test, library: Library, folder: Path) -> DetailLog:
-    """The same through our harness; its model gives what it has ready."""
+    """Run a test through our harness, with a model that returns a constant."""
     ready = np.zeros((512, 4), np.int32)
     model = CallableRuntime("none", lambda x: ready[: len(x)])
     system = System(
@@ -231,7 +231,7 @@ def _timed(service_ns: float, **named: Any) -> Iterator[Session]:
 
 @contextmanager
 def _service(service_ns: float) -> Iterator[None]:
-    """`timed` takes so long, here and in children that begin meanwhile."""
+    """Make `timed` take `service_ns`, here and in children that start meanwhile."""
     os.environ["SERVICE_US"] = str(service_ns / 1e3)
     try:
         yield
@@ -240,12 +240,12 @@ def _service(service_ns: float) -> Iterator[None]:
 
 
 def _queue(options: BenchOptions, folder: Path) -> Iterator[Bar]:
-    """One server that takes the same time for every query is M/D/1.
+    """Compare one server with constant service time with M/D/1.
 
-    A run of a minute at load 0.9 strays from the formula by more than the bar with nothing amiss:
-    by which arrivals it drew. So the simulated queue is held beside the formula; what LoadGen
-    measures of our harness beside the queue that its own arrivals make, of the service times as
-    they were, and of exact ones: the formula's own case, with the same arrivals.
+    A run of a minute at load 0.9 differs from the formula by more than the target by chance,
+    depending on the drawn arrivals. So the simulated queue is compared with the formula; LoadGen's
+    measurement of our harness with the queue of its own arrivals, for the measured service times
+    and for exact ones, which is the formula's case with the same arrivals.
     """
     loads = (0.3, 0.5, 0.7, 0.8, 0.9) if options.full else (0.5, 0.8)
     seconds = 60.0 if options.full else 8.0
@@ -267,30 +267,30 @@ def _queue(options: BenchOptions, folder: Path) -> Iterator[Bar]:
         for load in loads:
             options.progress(f"{kind} at load {load:g}")
             ours, expected = pair(load)
-            for bar, one, other in zip(limits, ours, expected, strict=True):
-                off[bar].append(100 * abs(one / other - 1))
+            for bar, value, reference in zip(limits, ours, expected, strict=True):
+                off[bar].append(100 * abs(value / reference - 1))
         for bar, limit in rows.items():
-            shown = ", ".join(f"{one:.1f}" for one in off[bar])
+            shown = ", ".join(f"{error:.1f}" for error in off[bar])
             detail = f"{shown} % at loads {', '.join(f'{load:g}' for load in loads)}"
             yield at_most(bar, max(off[bar]), limit, "%", n=len(loads), detail=detail)
 
 
-# So long that what threads add to a query, some tenths of a millisecond, is not what is seen even
-# at a load of 0.9: of 20 ms it makes the mean 9 % longer there.
+# So long that the tenths of a millisecond that threads add to a query do not matter even at a load
+# of 0.9, where 20 ms would make the mean 9 % longer.
 _QUEUED_NS = 100e6
 
 
 def _simulated(load: float) -> Times:
-    """Mean and p99 of 400,000 simulated queries."""
+    """Return mean and p99 of 400,000 simulated queries."""
     rate = load * 1e9 / _QUEUED_NS
     queue = simulate(ServiceCurve.of({1: _QUEUED_NS}), rate, BatchPolicy(1), queries=400_000)
     return queue.mean_ns, queue.percentile_ns(0.99)
 
 
 def _formula(load: float) -> Times:
-    """Mean and p99 of M/D/1."""
+    """Return mean and p99 of M/D/1."""
     mean_ns = _QUEUED_NS * (1 + load / (2 * (1 - load)))
-    # From below, since far beyond the answer the series' terms cancel no more.
+    # From below, since far beyond the result the terms of the series no longer cancel.
     high = 1.0
     while _waits_at_most(load, high) < 0.99:
         high += 1.0
@@ -302,7 +302,7 @@ def _formula(load: float) -> Times:
 
 
 def _waits_at_most(load: float, times: float) -> float:
-    """The share of queries of M/D/1 that wait at most so many service times (Erlang, 1909)."""
+    """Return the share of M/D/1 queries that wait at most `times` service times (Erlang, 1909)."""
     terms = (
         (-load * (times - k)) ** k / math.factorial(k) * math.exp(load * (times - k))
         for k in range(int(times) + 1)
@@ -312,16 +312,18 @@ def _waits_at_most(load: float, times: float) -> float:
 
 @functools.cache
 def _harness_and_queues(folder: Path, seconds: float, load: float) -> tuple[Times, Times, Times]:
-    """Mean and p99 of what LoadGen measured, and of one server's queue with the same arrivals: with
-    the service times that they had (neighbours that make a call longer make it longer in both), and
-    with those they were to have."""
+    """Return mean and p99 of LoadGen's measurement, and of one server's queue of its arrivals.
+
+    The queue has the measured service times (other programs slow a call in both), and the exact
+    ones.
+    """
     arrived: list[int] = []
-    took: list[int] = []
+    service_ns: list[int] = []
 
     def answer(x: NDArray[Any]) -> NDArray[np.float64]:
         began = time.perf_counter_ns()
         answers = timed(x)
-        took.append(time.perf_counter_ns() - began)
+        service_ns.append(time.perf_counter_ns() - began)
         return answers
 
     x, _ = rows()
@@ -341,14 +343,14 @@ def _harness_and_queues(folder: Path, seconds: float, load: float) -> tuple[Time
             found = under_load(issue, library, test, folder).latencies_ns()
         finally:
             system.close()
-    exact = [round(_QUEUED_NS)] * len(arrived)
-    return (found["mean"], found["p99"]), _in_turn(arrived, took), _in_turn(arrived, exact)
+    exact_ns = [round(_QUEUED_NS)] * len(arrived)
+    return (found["mean"], found["p99"]), _in_turn(arrived, service_ns), _in_turn(arrived, exact_ns)
 
 
-def _in_turn(arrived: Sequence[int], took: Sequence[int]) -> Times:
-    """Mean and p99 from arrival to answer, one query after the other."""
+def _in_turn(arrived: Sequence[int], service_ns: Sequence[int]) -> Times:
+    """Return mean and p99 from arrival to answer, one query after another."""
     done, latencies = 0, []
-    for arrival, service in zip(arrived, took, strict=True):
+    for arrival, service in zip(arrived, service_ns, strict=True):
         done = max(done, arrival) + service
         latencies.append(done - arrival)
     return float(np.mean(latencies)), float(np.quantile(latencies, 0.99))
@@ -373,10 +375,16 @@ def _valid(options: BenchOptions, folder: Path) -> Iterator[Bar]:
                         lacking.append(f"{kind} {scenario.name}: {run.reasons}")
         except SlipstreamError as error:
             lacking.append(f"{kind}: {error.what}")
-    took, every = time.monotonic() - seconds, len(_RUNTIMES) * len(SCENARIOS)
-    detail = f"{took:.0f} s in all, at most 90 asked for" + "".join(f"; {x}" for x in lacking)
+    elapsed_s, every = time.monotonic() - seconds, len(_RUNTIMES) * len(SCENARIOS)
+    detail = f"{elapsed_s:.0f} s in all, at most 90 allowed" + "".join(f"; {x}" for x in lacking)
     yield Bar(
-        bar, good, f"of {every}", f"= {every} in 90 s", good == every and took <= 90, every, detail
+        bar,
+        good,
+        f"of {every}",
+        f"= {every} in 90 s",
+        good == every and elapsed_s <= 90,
+        every,
+        detail,
     )
 
 
@@ -431,7 +439,7 @@ def _exported(folder: Path) -> Path:
 
 
 def _random_systems(options: BenchOptions) -> Iterator[Bar]:
-    """Latencies over four decades, and nobody says how fast they are."""
+    """Test systems with latencies over four decades, of unknown speed to the harness."""
     bar = "random systems valid without hints"
     count = 100 if options.full else 8
     if not options.wants(bar, 6.0 * count):
@@ -462,7 +470,7 @@ def _peak(options: BenchOptions) -> Iterator[Bar]:
     options.progress("peak search")
     seconds = 20.0 if options.full else 3.0
     with _timed(_SERVICE_NS) as session:
-        # As it is served: threads add to what each query takes by itself.
+        # The capacity as served, since threads add to the time of each query.
         true = peak(session.served(), _BOUND_NS, 0.99)
         began = time.monotonic()
         found = find_peak(session, Wishes(seconds=seconds, bound_ns=_BOUND_NS))
@@ -472,38 +480,38 @@ def _peak(options: BenchOptions) -> Iterator[Bar]:
             Test("server", "peak", min_duration_s=seconds, min_queries=662, rate=0.25 * true,
                  bound_ns=_BOUND_NS)
         )  # fmt: skip
-        took = time.monotonic() - began
+        their_s = time.monotonic() - began
     detail = f"{found.rate:.1f}/s found, {true:.1f}/s by theory, LoadGen {theirs.value or 0:.1f}/s"
     yield at_most(near, 100 * abs(found.rate / true - 1), 3.0, "%", detail=detail)
     yield at_most(
-        time_bar, ours / took, 1 / 3, "x", n=len(found.runs),
-        detail=f"{ours:.1f} s and {took:.1f} s, runs of {seconds:g} s; bracket of 3 %",
+        time_bar, ours / their_s, 1 / 3, "x", n=len(found.runs),
+        detail=f"{ours:.1f} s and {their_s:.1f} s, runs of {seconds:g} s; bracket of 3 %",
     )  # fmt: skip
 
 
 def _predicted(options: BenchOptions) -> Iterator[Bar]:
-    """p99 of real models under load, and the peak within a bound, foreseen by the queue from their
-    service times alone."""
+    """Compare p99 under load and the peak within a bound, predicted by the queue from service times
+    alone, with measurements of real models."""
     bars = {
         what: f"predicted {what}, median error" for what in ("p99 under load", "peak within 15 ms")
     }
-    wanted = [what for what, bar in bars.items() if options.wants(bar, 25)]
-    if not wanted:
+    selected = [what for what, bar in bars.items() if options.wants(bar, 25)]
+    if not selected:
         return
     rounds = 5 if options.full else 1
-    ratios: dict[str, dict[str, list[float]]] = {what: {} for what in wanted}
+    ratios: dict[str, dict[str, list[float]]] = {what: {} for what in selected}
     for kind, policy in itertools.product(("onnx", "torch"), _BATCHERS):
         title = f"{kind}, {policy}"
         for number in range(rounds):
             options.progress(f"predicted under load: {title}, {number + 1} of {rounds}")
-            # Each from a process of its own, timed just before it is loaded.
+            # A separate process each, timed just before the load test.
             with (
                 tempfile.TemporaryDirectory() as folder,
                 Session(_source(kind, Path(folder)), _DIGITS, policy=policy) as session,
             ):
                 for what, of_one in ratios.items():
-                    told, true = _FORESEEN[what](session)
-                    of_one.setdefault(title, []).append(told / true)
+                    predicted, true = _FORESEEN[what](session)
+                    of_one.setdefault(title, []).append(predicted / true)
     for what, of_one in ratios.items():
         errors = {name: 100 * abs(statistics.median(each) - 1) for name, each in of_one.items()}
         middle, worst = statistics.median(errors.values()), max(errors.values())
@@ -513,7 +521,7 @@ def _predicted(options: BenchOptions) -> Iterator[Bar]:
         )
         yield Bar(
             bars[what], middle, "%", "<= 10 (worst <= 25)", middle <= 10 and worst <= 25,
-            len(errors), f"told over measured: {shown}", 10.0, data={"ratios": of_one},
+            len(errors), f"predicted over measured: {shown}", 10.0, data={"ratios": of_one},
         )  # fmt: skip
 
 
@@ -521,16 +529,16 @@ _BATCHERS = (BatchPolicy(1), BatchPolicy(8), BatchPolicy(8, 2_000_000))
 
 
 def _p99(session: Session) -> tuple[float, float]:
-    """Told and measured at the rate that `measured` chooses."""
+    """Return predicted and measured p99 at the rate that `measured` chooses."""
     wishes = Wishes(seconds=4.0, bound_ns=1e9)
     run = measured(session, SCENARIOS["server"], wishes)
-    # Not a number if other programs disturbed the calibration.
+    # NaN if other programs disturbed the calibration.
     predicted = math.nan if run.predicted is None else run.predicted.percentile_ns(0.99)
     return predicted, run.latencies_ns["p99"]
 
 
 def _highest(session: Session) -> tuple[float, float]:
-    """Told before any run, and searched for."""
+    """Return the peak predicted before any run, and the one found by search."""
     peaks = find_peak(session, Wishes(seconds=3.0, bound_ns=15e6))
     return peaks.predicted, peaks.rate
 
@@ -538,20 +546,20 @@ def _highest(session: Session) -> tuple[float, float]:
 _FORESEEN = {"p99 under load": _p99, "peak within 15 ms": _highest}
 
 
-# Growth, and the rules' own length.
+# Growth, and runs of the official length.
 
-# LoadGen makes every query beforehand: ten minutes of a model of microseconds are a billion.
+# LoadGen creates every query in advance: ten minutes of a model of microseconds are a billion.
 _OFFICIAL_NS = 2e6
 
 
 def _growth(options: BenchOptions) -> Iterator[Bar]:
-    """Queries from a thousand to a million: what each costs, and what memory they take."""
+    """Measure time and memory per query from a thousand queries to a million."""
     bars = {
         "time a query, a million over ten thousand": 1.2,
         "memory of queries over what is stated": 1.0,
     }
-    wanted = [bar for bar in bars if options.wants(bar, 20)]
-    if not wanted:
+    selected = [bar for bar in bars if options.wants(bar, 20)]
+    if not selected:
         return
     sizes = (1_000, 10_000, 100_000, 1_000_000)
     each_ns, grown = {}, {}
@@ -565,13 +573,13 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
     memory = ", ".join(f"{grown[size] / 1e6:.0f} MB of {size:,}" for size in sizes)
     memory += f"; {stated / 1e6:.0f} MB stated for the last"
     for (bar, limit), value, detail in zip(bars.items(), values, (times, memory), strict=True):
-        if bar in wanted:
+        if bar in selected:
             yield at_most(bar, value, limit, "x", detail=detail)
 
 
 def growing(queries: int) -> tuple[float, float]:
-    """Nanoseconds a query of a single-stream run of no work, and the bytes by which the process's
-    peak grew meanwhile."""
+    """Return nanoseconds per query of a single-stream run without work, and the growth of the
+    process's peak memory in bytes."""
     library = Library([np.zeros((1024, 4), np.float32)])
     test = Test(
         "single-stream", min_duration_s=0.0, min_queries=queries, max_queries=queries,
@@ -586,7 +594,7 @@ def growing(queries: int) -> tuple[float, float]:
 
 
 def _official(options: BenchOptions, folder: Path) -> Iterator[Bar]:
-    """Ten minutes a scenario as the rules ask, and what the checker says of the tree."""
+    """Run ten minutes per scenario, as the rules require, and check the submission tree."""
     bar = "ten minutes a scenario, the tree's defects"
     if not options.wants(bar, 3600):
         return
@@ -598,7 +606,11 @@ def _official(options: BenchOptions, folder: Path) -> Iterator[Bar]:
             session, chosen, Wishes(seconds=None), place=Place.of(folder / "tree", "timed"),
             audits=audits, gate=0.5,
         )  # fmt: skip
-    defects = check(folder / "tree", required=[one.title for one in chosen], audits=audits).defects
+    defects = check(
+        folder / "tree", required=[scenario.title for scenario in chosen], audits=audits
+    ).defects
     queries = ", ".join(f"{row.run.test.scenario} {row.run.queries:,}" for row in served.rows)
-    detail = f"queries: {queries}; " + "; ".join(f"{one.kind}: {one.what}" for one in defects[:3])
+    detail = f"queries: {queries}; " + "; ".join(
+        f"{defect.kind}: {defect.what}" for defect in defects[:3]
+    )
     yield Bar(bar, len(defects), "", "= 0", not defects, len(chosen), detail.removesuffix("; "))

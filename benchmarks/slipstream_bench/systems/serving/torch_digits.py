@@ -1,4 +1,4 @@
-"""A model that takes a millisecond, most of it arithmetic: what is served."""
+"""A served model that takes a millisecond, mostly arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def make(width: int = 96) -> tuple[nn.Module, torch.Tensor]:
-    """Four convolutions over digits of 8 x 8, and a batch of one."""
+    """Return four convolutions over digits of 8 x 8, and a batch of one."""
     torch.manual_seed(0)
     sizes = (1, width, width, width, width)
     layers: list[nn.Module] = []

@@ -1,7 +1,7 @@
-"""``slipstream bench sparse``: how exact and how fast distances of sparse rows are.
+"""``slipstream bench sparse``: exactness and speed of distances of sparse rows.
 
-Speeds are ratios of CPU times of one thread, taken in turns in one process; memory is the peak of a
-child process.
+Speeds are ratios of CPU times of one thread, measured alternately in one process; memory is the
+peak of a child process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SEMIRING_SETS = ("20 Newsgroups", "Gowalla")
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench; quick takes 60 queries (200 for kNN, as full) and smaller matrices."""
+    """Yield the rows; quick takes 60 queries (200 for kNN, as full) and smaller matrices."""
     if kernels.native() is None:
         yield not_judged("native kernels", "", "available", "the compiled library is not here")
         return
@@ -74,7 +74,7 @@ _SPEED_BARS = {
 
 
 def _real_sets() -> Iterator[tuple[str, sp.csr_matrix | str]]:
-    """Each set's rows, float32, or why they are not here."""
+    """Yield each data set's rows, float32, or why they are missing."""
     makers: list[tuple[str, Callable[[], sp.csr_matrix]]] = [
         ("20 Newsgroups", newsgroups_rows),
         ("Gowalla", _gowalla_rows),
@@ -126,22 +126,22 @@ def _against_sklearn(options: BenchOptions, name: str, rows: sp.csr_matrix) -> I
         theirs = importlib.import_module("sklearn.metrics.pairwise").manhattan_distances
         few = queries[: 100 if options.full else 20]
         for dtype in (np.float32, np.float64):
-            one, other = few.astype(dtype), rows.astype(dtype)
-            ours = block_of(prepared(one, other, "manhattan"))
+            left, right = few.astype(dtype), rows.astype(dtype)
+            ours = block_of(prepared(left, right, "manhattan"))
             with one_thread():
                 arms: dict[str, Callable[[], object]] = {
                     "ours": ours,
-                    "theirs": functools.partial(theirs, one, other),
+                    "theirs": functools.partial(theirs, left, right),
                 }
                 taken = paired(arms, blocks=_BLOCKS, budget_s=60.0)
             detail = f"{few.shape[0]} queries x all rows, one thread, both {dtype.__name__}; "
-            detail += f"index made before; {taken}"
+            detail += f"index built before; {taken}"
             ratio = taken.ratio("theirs", "ours")
             if dtype is np.float32:
                 yield ratio.at_least(bar, target, detail=detail)
             else:
                 yield ratio.reported(f"{bar}, float64", detail=detail)
-    # Always as many: of few, most of the time is what a call costs.
+    # Always the same number: with few queries, the overhead of the call dominates.
     queries = sample(rows, _QUERIES_FULL)
     yield from knn_bars(options, name, rows, queries, _BLOCKS)
     if name in _SEMIRING_SETS:
@@ -203,5 +203,5 @@ def _whole_graph(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
 
 
 def _wall_s(function: Callable[[], object]) -> float:
-    """Seconds of one call, which takes long enough."""
+    """Return seconds of one call that is long enough."""
     return float(times_s(function, clock="wall", settle=0)[0])

@@ -1,6 +1,6 @@
-"""Rows of ``slipstream bench sparse`` against libraries that do the same, where they are installed.
+"""Rows of ``slipstream bench sparse`` against libraries with the same function, if installed.
 
-None of them is a dependency: a row says which were there.
+None of them is a dependency: a row lists the ones that are installed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, not_judged
 from slipstream_bench.systems.sparse.samples import block_of, prepared
 
-# Times that of the best peer that a search for the nearest by cosine is to be, of each set.
+# Required ratio of the best peer's time to ours in a search of the nearest by cosine, by data set.
 _TARGETS = {"20 Newsgroups": 1.5}
-# GraphBLAS's name of a semiring, and what makes the same of ours: a metric is as good as its sums.
+# GraphBLAS's name of a semiring, and our equivalent; a metric serves for its sums.
 _SEMIRINGS: dict[str, str | Semiring] = {
     "plus_times": "inner_product",
     "plus_min": "manhattan",
@@ -30,7 +30,7 @@ _SEMIRINGS: dict[str, str | Semiring] = {
 
 
 def optional(name: str) -> Any:
-    """An optional peer, or None."""
+    """Return an optional peer, or None."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -39,7 +39,7 @@ def optional(name: str) -> Any:
 
 @functools.cache
 def _graphblas() -> Any:
-    """python-graphblas over SuiteSparse:GraphBLAS on one thread, or None."""
+    """Return python-graphblas over SuiteSparse:GraphBLAS on one thread, or None."""
     found = optional("graphblas")
     if found is None:
         return None
@@ -47,7 +47,7 @@ def _graphblas() -> Any:
         found.init("suitesparse", blocking=True)
         found.ss.config["nthreads"] = 1
     except (ImportError, AttributeError):
-        return None  # the C library is missing, or of another version
+        return None  # the C library is missing or has another version
     return found
 
 
@@ -98,7 +98,7 @@ def _product(semiring: Any, left: Any, right: Any) -> Any:
 
 
 def _largest(products: Any, k: int) -> list[npt.NDArray[Any]]:
-    """Of each row of a GraphBLAS matrix the columns of its `k` largest values, largest first."""
+    """Return the columns of the `k` largest values in each row of a matrix, largest first."""
     if products.nvals * 4 > products.nrows * products.ncols:
         dense = products.to_dense(fill_value=0)
         near = np.argpartition(dense, -k, axis=1)[:, -k:]

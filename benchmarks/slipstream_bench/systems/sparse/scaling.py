@@ -1,4 +1,4 @@
-"""Rows of ``slipstream bench sparse``: threads, work that can be predicted, memory, devices."""
+"""Rows of ``slipstream bench sparse``: threads, predicted work, memory, GPUs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judg
 from slipstream_bench.systems.sparse.samples import heavy_row, prepared, sample, skewed_rows
 
 _NEIGHBOURS = 10
-# Of one core of most server processors.
+# Level-2 cache of a core of most server processors.
 _SECOND_LEVEL_BYTES = 2**20
-# Rows that torch's product on a device takes as a dense matrix, 2 GB of 20 Newsgroups.
+# Rows that torch's product on a GPU takes as a dense matrix, 2 GB of 20 Newsgroups.
 _BLOCK = 4096
 
 
@@ -37,12 +37,12 @@ def threads_bars(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
         if not options.wants(bar):
             continue
         options.progress(bar)
-        made = make()
-        queries = made if "density" in bar else sample(made, 2000)
-        one, two = (prepared(queries, made, "cosine", threads) for threads in (1, 2))
+        matrix = make()
+        queries = matrix if "density" in bar else sample(matrix, 2000)
+        single, double = (prepared(queries, matrix, "cosine", threads) for threads in (1, 2))
         arms = {
-            "one": functools.partial(one.nearest, _NEIGHBOURS),
-            "two": functools.partial(two.nearest, _NEIGHBOURS),
+            "one": functools.partial(single.nearest, _NEIGHBOURS),
+            "two": functools.partial(double.nearest, _NEIGHBOURS),
         }
         taken = paired(arms, clock="wall", blocks=8, budget_s=60.0)
         detail = f"kNN of {queries.shape[0]} queries, wall time; both processors must be idle"
@@ -80,21 +80,21 @@ def work_law_bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _least_in_turns(runs: Sequence[SearchRun], rounds: int) -> Floats:
-    """The least time of a search of each, [runs]: what disturbs for a while disturbs all alike."""
+    """Return the minimum time of a search of each run, [runs], measured alternately."""
     arms = {
         str(number): functools.partial(run.nearest, _NEIGHBOURS) for number, run in enumerate(runs)
     }
     with one_thread():
-        # The search before left other rows in the cache.
+        # The previous search left other rows in the cache.
         taken = paired(arms, blocks=rounds, warm=True, once=True)
     return np.array([taken.minimum_s(name) for name in arms])
 
 
 def _costs(run: SearchRun) -> list[float]:
-    """What a search is made of.
+    """Return the costs that a search's time is fitted to.
 
-    Listed additions, lists begun, dense sweeps, pairs, pairs whose sums leave the second-level
-    cache before they are read again, replacements among the nearest, and the call.
+    Listed additions, lists started, dense sweeps, pairs, pairs whose sums leave the level-2 cache
+    before they are read again, replacements among the nearest, and the call.
     """
     index = run.index
     assert index is not None
@@ -108,33 +108,33 @@ def _costs(run: SearchRun) -> list[float]:
     pairs = float(queries * rows)
     sums = min(queries, AT_ONCE) * min(index.tile_rows, rows) * index.dtype.itemsize
     far = pairs if sums > _SECOND_LEVEL_BYTES else 0.0
-    # In any order of rows the n-th is among the k nearest so far with probability k / n.
-    kept = queries * _NEIGHBOURS * (1 + np.log(max(rows / _NEIGHBOURS, 1.0)))
-    return [listed, begun, swept, pairs, far, kept, 1.0]
+    # In random order the n-th row is among the k nearest so far with probability k / n.
+    replacements = queries * _NEIGHBOURS * (1 + np.log(max(rows / _NEIGHBOURS, 1.0)))
+    return [listed, begun, swept, pairs, far, replacements, 1.0]
 
 
 def _each_from_the_others(table: Floats, measured: Floats) -> Floats:
-    """Times predicted by what the costs of all *other* matrices are worth, [matrices].
+    """Predict times from a fit of the costs of all *other* matrices, [matrices].
 
     Args:
-        table: `_costs` of each, [matrices, costs].
+        table: `_costs` of each matrix, [matrices, costs].
         measured: times, [matrices].
     """
     predicted = np.empty(len(measured))
     for held_out in range(len(measured)):
-        kept = np.arange(len(measured)) != held_out
-        # In relative terms, so that small matrices count as much as large ones.
-        relative = table[kept] / measured[kept, None]
+        others = np.arange(len(measured)) != held_out
+        # Relative errors, so that small matrices count as much as large ones.
+        relative = table[others] / measured[others, None]
         predicted[held_out] = table[held_out] @ _non_negative_fit(relative)
     return predicted
 
 
 def _non_negative_fit(table: Floats) -> Floats:
-    """What each column is worth, at least nothing, so that all rows come to about 1."""
+    """Return non-negative weights of the columns, such that all rows sum to about 1."""
     from scipy.optimize import nnls
 
     scale = np.abs(table).max(axis=0)
-    scale[scale == 0] = 1  # a cost that none of these has is worth nothing
+    scale[scale == 0] = 1  # a cost that none of these has gets no weight
     return np.asarray(nnls(table / scale, np.ones(len(table)))[0] / scale)
 
 
@@ -154,7 +154,7 @@ def _device_bar(
     least: float,
     other: Callable[[sp.csr_matrix, str], tuple[Callable[[], None], str]],
 ) -> Iterator[Bar]:
-    """All distances of `rows` on a device over `other`, of rows and metric; what to say of both."""
+    """Compare all distances of `rows` on a GPU with `other`, which also describes both sides."""
     import torch
 
     if not options.wants(bar):
@@ -164,16 +164,16 @@ def _device_bar(
         yield not_judged(bar, "x", f">= {least:g}", why)
         return
     options.progress(bar)
-    there = _on_device(rows)
-    theirs, said = other(rows, metric)
+    on_gpu = _on_device(rows)
+    theirs, note = other(rows, metric)
 
     def ours() -> None:
-        for tile in distance_tiles(there, metric=metric, block_bytes=2**31):
+        for tile in distance_tiles(on_gpu, metric=metric, block_bytes=2**31):
             del tile
         torch.cuda.synchronize()
 
     taken = paired({"ours": ours, "theirs": theirs}, clock="wall", blocks=8, budget_s=60.0)
-    yield on_cuda(taken.ratio("theirs", "ours").at_least(bar, least, detail=f"{said}; {taken}"))
+    yield on_cuda(taken.ratio("theirs", "ours").at_least(bar, least, detail=f"{note}; {taken}"))
 
 
 def _two_threads(rows: sp.csr_matrix, metric: str) -> tuple[Callable[[], None], str]:
@@ -185,20 +185,20 @@ def _two_threads(rows: sp.csr_matrix, metric: str) -> tuple[Callable[[], None], 
 
 
 def _sparse_product(rows: sp.csr_matrix, metric: str) -> tuple[Callable[[], None], str]:
-    """Rows times a block of them, dense: cuSPARSE has no room for a sparse product so full."""
+    """Return rows times a dense block of them, since cuSPARSE cannot hold such a full product."""
     import torch
 
-    there = _on_device(rows)
+    on_gpu = _on_device(rows)
     starts = range(0, rows.shape[0], _BLOCK)
     blocks = [_on_device(rows[begin : begin + _BLOCK]) for begin in starts]
 
     def run() -> None:
         for block in blocks:
-            torch.sparse.mm(there, block.to_dense().t())
+            torch.sparse.mm(on_gpu, block.to_dense().t())
         torch.cuda.synchronize()
 
     run()
-    return run, f"theirs with {_BLOCK:,} rows at a time made dense"
+    return run, f"theirs with {_BLOCK:,} dense rows at a time"
 
 
 def _on_device(rows: sp.csr_matrix) -> Any:
@@ -221,12 +221,12 @@ def memory_bars(options: BenchOptions) -> Iterator[Bar]:
     if run.returncode:
         yield not_judged(bar, "MiB", f"<= {target:g}", run.stderr.strip().splitlines()[-1])
         return
-    whole, beside, entries = (int(word) for word in run.stdout.split())
+    whole, working, entries = (int(word) for word in run.stdout.split())
     detail = f"{rows:,} rows, {entries:,} entries, 500 queries, index included"
     if not options.full:
         detail += "; quick: a quarter of the rows and of the target"
     if options.wants(bar):
         yield at_most(bar, whole / 2**20, target, "MiB", detail=detail)
     if options.wants(budget):
-        detail = "beside matrix, index and result, as tracemalloc sees it; budget 16 MiB"
-        yield at_most(budget, beside / 2**24, 1.1, "x", detail=detail)
+        detail = "beyond matrix, index and result, by tracemalloc; budget 16 MiB"
+        yield at_most(budget, working / 2**24, 1.1, "x", detail=detail)

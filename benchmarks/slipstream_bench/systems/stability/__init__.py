@@ -1,1 +1,1 @@
-"""Stability across devices: EfficientNet-Lite0 over phones, and networks that are hardened."""
+"""Stability across devices: EfficientNet-Lite0 over phones, and hardened networks."""

@@ -1,8 +1,7 @@
-"""``slipstream bench stability``: how often devices disagree, why, whether it is known before, and
-what a fine-tune takes away of it.
+"""``slipstream bench stability``: disagreement between devices, its causes and its reduction.
 
-Quick takes a few photographs and a part of Fashion-MNIST, with one seed. What a few photographs
-cannot show needs ``--full``: the forecast's ranks, the order of the stages; and so does CIFAR-10.
+Quick takes a few photographs and a part of Fashion-MNIST, with one seed. Rows that need more
+photographs need ``--full``: the forecast's ranks, the order of the stages; and so does CIFAR-10.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from slipstream_bench.systems.stability.models import (
 _PHOTOS_QUICK, _PHOTOS_FULL = 60, 500
 _SAMPLE = 64
 _CALIBRATED = 32
-# Of each scene: drawing a twin costs more than a step of these small networks.
+# Per scene: drawing a twin costs more than a step of these small networks.
 _DRAWS = 4
-# One stage is planted into a mild phone; the others stay.
+# One stage is planted into a mild phone; the others stay the same.
 _MILD = {
     "camera": "camera:warmth=0.05,contrast=0.05,sharpen=0.1", "codec": "codec:webp,quality=95",
     "resize": "resize:area", "colour": "colour:gamma=1.02", "crop": "crop:share=0.98",
@@ -67,7 +66,7 @@ _HARDENED: dict[str, dict[str, Any]] = {
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench."""
+    """Yield the rows."""
     yield from _statistics(options)
     yield from _photographs(options)
     yield from hardened_rows(options, "fashion_mnist", seeds=5 if options.full else 1)
@@ -127,19 +126,19 @@ class _Photographs:
         self.matrix = DeviceMatrix.default(pipeline)
 
     def headline(self) -> Iterator[Bar]:
-        wanted = [self.names[k] for k in ("share", "spread", "rank", "total", "largest")]
-        if not any(self.options.wants(bar, 60.0) for bar in wanted):
+        selected = [self.names[k] for k in ("share", "spread", "rank", "total", "largest")]
+        if not any(self.options.wants(bar, 60.0) for bar in selected):
             return
-        share_, spread_, rank_, total_, largest_ = wanted
+        share_, spread_, rank_, total_, largest_ = selected
         paths = self.matrix.paths
         found = stability.measure(
             self.runtime, self.scenes, (self.matrix.reference, *paths), self.labels,
             report=self.options.progress,
         )  # fmt: skip
         phones = stability.Stability(found.names[1:], found.classes[1:], found.labels)
-        n, one = len(self.scenes), phones.instability()
-        # Quick: Wilson's interval of 18 % of twenty photographs, of which none may change; so more
-        # are taken. One of twenty is 5 points of accuracy.
+        n, disagreement = len(self.scenes), phones.instability()
+        # Quick: Wilson's interval would reach 18 % with twenty photographs of which none changes,
+        # so more are taken. One of twenty is 5 points of accuracy.
         low, high, most = (10, 20, 3.0) if self.options.full else (5, 40, 15.0)
         data = {"accuracy": phones.accuracy.tolist(), "growth": phones.growth().tolist()}
         top3, reference = phones.instability(3).estimate, found.accuracy[0]
@@ -148,8 +147,9 @@ class _Photographs:
             f"two phones {100 * data['growth'][0]:.1f} %; reference {100 * reference:.1f} % right"
         )
         yield Bar(
-            share_, 100 * one.estimate, "%", f"{low} to {high}", low <= 100 * one.estimate <= high,
-            n, detail, float(low), 100 * one.low, 100 * one.high, data=data,
+            share_, 100 * disagreement.estimate, "%", f"{low} to {high}",
+            low <= 100 * disagreement.estimate <= high, n, detail, float(low),
+            100 * disagreement.low, 100 * disagreement.high, data=data,
         )  # fmt: skip
         spread = 100 * float(np.ptp(phones.accuracy))
         by_chance, _ = spread_by_chance(phones.right())
@@ -161,22 +161,22 @@ class _Photographs:
         if not self.options.full:
             for bar, unit in ((rank_, ""), (total_, "%"), (largest_, "of 2")):
                 if self.options.wants(bar):
-                    yield not_judged(bar, unit, "", "a few photographs do not tell: needs --full")
+                    yield not_judged(bar, unit, "", "a few photographs are too few: needs --full")
             return
         measured = found.matrix()[0, 1:]
-        told = stability.predict(
+        forecast = stability.predict(
             self.runtime, self.scenes, self.matrix, self.labels,
             sample=_SAMPLE, report=self.options.progress,
         )  # fmt: skip
-        rank = float(spearmanr(told.pairs, measured).statistic)
+        rank = float(spearmanr(forecast.pairs, measured).statistic)
         yield at_least(
-            rank_, rank, 0.8, "", n=len(paths), detail=f"{told.sample} of {n} photographs run",
-            data={"told": told.pairs.tolist(), "measured": measured.tolist()},
+            rank_, rank, 0.8, "", n=len(paths), detail=f"{forecast.sample} of {n} photographs run",
+            data={"told": forecast.pairs.tolist(), "measured": measured.tolist()},
         )  # fmt: skip
         whole = found.instability().estimate
         yield at_most(
-            total_, 100 * abs(told.total / whole - 1), 30.0, "%", n=n,
-            detail=f"told {100 * told.total:.1f} %, measured {100 * whole:.1f} %",
+            total_, 100 * abs(forecast.total / whole - 1), 30.0, "%", n=n,
+            detail=f"predicted {100 * forecast.total:.1f} %, measured {100 * whole:.1f} %",
         )  # fmt: skip
         if not self.options.wants(largest_, 90.0):
             return
@@ -244,15 +244,15 @@ class _Photographs:
         }
         matrix = DeviceMatrix.of(self.pipeline, texts)
         few = [self.scenes[n] for n in range(8)]
-        took = []
+        cpu_s = []
         for count in (4, 48):
             half = count // 2
             chosen = [*matrix.paths[:half], *matrix.paths[-half:]]
             began = time.process_time()
             stability.measure(self.runtime, few, chosen, self.labels[:8])
-            took.append(time.process_time() - began)
-        ratio = took[1] / (12 * took[0])
-        yield at_most(bar, ratio, 1.25, "x", n=8, detail="processor time; 1 is linear")
+            cpu_s.append(time.process_time() - began)
+        ratio = cpu_s[1] / (12 * cpu_s[0])
+        yield at_most(bar, ratio, 1.25, "x", n=8, detail="CPU time; 1 is linear")
 
 
 _ISA = """
@@ -267,19 +267,19 @@ with torch.inference_mode():
 
 def _answers_under(cap: str) -> list[str]:
     caps = {"ONEDNN_MAX_CPU_ISA": cap, "ATEN_CPU_CAPABILITY": cap.lower()} if cap else {}
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", _ISA], env={**os.environ, **caps}, capture_output=True, text=True,
         check=True, timeout=300,
     )  # fmt: skip
-    return told.stdout.split()
+    return done.stdout.split()
 
 
 def hardened_rows(options: BenchOptions, name: str, seeds: int) -> Iterator[Bar]:
-    """Against the control and against augmentation alone, on held-out paths, by seed."""
+    """Compare with the control and with augmentation alone, on held-out paths, by seed."""
     less = f"{name}: instability less than the plain fine-tune's"
     worse = f"{name}: accuracy beside the plain fine-tune's"
-    beside = f"{name}: instability beside augmentation alone"
-    if not any(options.wants(bar, 60.0) for bar in (less, worse, beside)):
+    over_augmented = f"{name}: instability beside augmentation alone"
+    if not any(options.wants(bar, 60.0) for bar in (less, worse, over_augmented)):
         return
     plan = _HARDENED[name]
     part = 1 if options.full else 5
@@ -319,7 +319,12 @@ def hardened_rows(options: BenchOptions, name: str, seeds: int) -> Iterator[Bar]
     )  # fmt: skip
     ratio = means["hardened"] / means["augmented"]
     yield at_most(
-        beside, ratio, 0.75, "x", n=seeds, detail=f"augmented {100 * means['augmented']:.1f} %"
+        over_augmented,
+        ratio,
+        0.75,
+        "x",
+        n=seeds,
+        detail=f"augmented {100 * means['augmented']:.1f} %",
     )
 
 
@@ -360,17 +365,17 @@ def _one_seed(
 
 
 class _Prepared:
-    """A pipeline of what is prepared already: scenes that are samples."""
+    """A pipeline for prepared inputs, whose scenes are samples."""
 
     def batch(self, scenes: Any) -> Any:
         return np.stack(scenes)
 
 
 def _hardened_for_int8(options: BenchOptions) -> Iterator[Bar]:
-    """Answers that int8 changes, after hardening for it and after the plain fine-tune.
+    """Compare labels that int8 changes, after hardening for it and after the plain fine-tune.
 
-    Half of the photographs are trained on; the others are judged, on the files that ONNX Runtime's
-    quantiser makes of both: another int8 than the one of the fine-tune.
+    Half of the photographs are for training; the others are judged, on the files of ONNX Runtime's
+    quantiser for both: another int8 than that of the fine-tune.
     """
     bar = "answers changed by int8, less than the plain fine-tune's, EfficientNet-Lite0"
     if not options.wants(bar, 300.0):
@@ -399,7 +404,9 @@ def _hardened_for_int8(options: BenchOptions) -> Iterator[Bar]:
         )  # fmt: skip
         answers = _float_and_int8(tuned, trained[:_CALIBRATED], judged)
         changed[name] = float((answers[0] != answers[1]).mean())
-        right[name] = [float((one == labels[order[half:]]).mean()) for one in answers]
+        right[name] = [
+            float((predictions == labels[order[half:]]).mean()) for predictions in answers
+        ]
     less = 100 * (1 - changed["hardened"] / max(changed["control"], 1 / len(judged)))
     shown = "; ".join(
         f"{name} changes {changed[name]:.1%}, float right {of[0]:.1%}, int8 {of[1]:.1%}"
@@ -409,12 +416,12 @@ def _hardened_for_int8(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _float_and_int8(model: Any, calibration: Any, samples: Any) -> list[Any]:
-    """Answers [N] of both files."""
+    """Return the predicted classes [N] of both files."""
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
         path = exported(model, Path(folder) / "tuned.onnx")
         answers = []
         for file in (path, int8_by_onnxruntime(path, calibration)):
             with contextlib.closing(runtimes.load(str(file))) as runtime:
-                parts = [runtime.run([one[None]])[0].argmax(1) for one in samples]
+                parts = [runtime.run([sample[None]])[0].argmax(1) for sample in samples]
             answers.append(np.concatenate(parts))
     return answers

