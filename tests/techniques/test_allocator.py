@@ -30,7 +30,7 @@ for step in range(3):
 
 
 def test_a_step_without_page_faults_has_nothing_to_gain() -> None:
-    assert "kept already" in str(Allocator().why_not(graph_of(mlp)))
+    assert "stays mapped" in str(Allocator().why_not(graph_of(mlp)))
 
 
 def test_page_faults_are_removed_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_it_combines_with_others_and_has_a_spec() -> None:
 
 def test_without_glibc_it_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "keep_pages", lambda: False)
-    with pytest.raises(WorkloadError, match="cannot be told"):
+    with pytest.raises(WorkloadError, match="no setting to keep"):
         build_from(mlp(), (Allocator(),), 0, "mlp")
 
 

@@ -105,7 +105,7 @@ def test_loading_is_a_separate_task_followed_by_its_operators() -> None:
 
 def test_a_step_without_a_loader_has_no_loading_task() -> None:
     assert not (graph_of(mlp).tasks.kind == Kind.WAIT).any()
-    assert "no torch DataLoader" in (DataLoader().why_not(graph_of(mlp)) or "")
+    assert "a torch DataLoader" in (DataLoader().why_not(graph_of(mlp)) or "")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -182,13 +182,13 @@ def test_an_iterable_dataset_is_left_alone_which_is_reported(torchs_own: None) -
 
 def test_a_workload_without_a_loader_is_a_clear_error(torchs_own: None) -> None:
     DataLoader(2).prepare()
-    with pytest.raises(WorkloadError, match="no torch DataLoader"):
+    with pytest.raises(WorkloadError, match="not created a torch DataLoader"):
         build(mlp, DataLoader(2))
 
 
 def test_live_objects_are_refused_in_apply_too(torchs_own: None) -> None:
     dataloader._seen.clear()
-    with pytest.raises(WorkloadError, match="exists already"):
+    with pytest.raises(WorkloadError, match="existing DataLoader"):
         build(loaded, DataLoader(2))
 
 
@@ -196,7 +196,7 @@ def test_settings_and_live_objects() -> None:
     with pytest.raises(InvalidArgumentError, match="workers"):
         DataLoader(0)
     live = Workload.of(*mlp())
-    assert "exists already" in (DataLoader().why_not(graph_of(loaded), live) or "")
+    assert "existing loader" in (DataLoader().why_not(graph_of(loaded), live) or "")
 
 
 _SCRIPT = """

@@ -283,7 +283,7 @@ def test_parameters_and_names_stay() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (mlp, "no attention"),
+        (mlp, "no unfused attention"),
         (fused, "already"),
         (dropping_out, "drops out"),
         (shown, "used elsewhere"),
@@ -294,7 +294,7 @@ def test_an_inapplicable_step_has_a_reason(make: Callable[[], Any], reason: str)
     assert reason in str(Sdpa().why_not(graph_of(make)))
 
 
-@pytest.mark.parametrize(("make", "reason"), [(mlp, "no attention"), (fused, "already")])
+@pytest.mark.parametrize(("make", "reason"), [(mlp, "no unfused attention"), (fused, "already")])
 def test_apply_gives_the_same_reason(make: Callable[[], Any], reason: str) -> None:
     why = str(Sdpa().why_not(graph_of(make)))
     assert reason in why

@@ -1,1 +1,1 @@
-"""Every way to make a workload cheaper; found through the registry in `slipstream.technique`."""
+"""All techniques, which the registry in `slipstream.technique` finds."""

@@ -1,8 +1,7 @@
-"""What autocast does to a step's memory: results in 16 bits, and the copies that casts make.
+"""Effect of autocast on a step's memory: results in 16 bits, and copies made by casts.
 
-A copy is saved for the backward pass in place of what it copies, so that the original goes as
-soon as nothing else needs it. Copies of parameters are kept until the region ends, and as long as
-the backward pass needs them.
+The backward pass saves a copy instead of the original, which is freed once nothing else needs it.
+Copies of parameters live until the region ends and while the backward pass needs them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def edit_memory(
     handles: NDArray[np.int64],
     durations: Durations,
 ) -> None:
-    """Resize, shorten and add allocations; `handles` stand for the plan's casts in `edit`."""
+    """Resize, shorten and add allocations; `handles` represent the plan's casts in `edit`."""
     if not len(graph.memory):
         return
     _lower_results(edit, graph, changed, durations)
@@ -44,9 +43,9 @@ def edit_memory(
 
 @kept
 def _copies(graph: Graph, found: AutocastPlan) -> tuple[_Numbers, _Numbers]:
-    """Columns of `Editor.release_after`, and of `Editor.allocate`.
+    """Return the columns of `Editor.release_after` and of `Editor.allocate`.
 
-    The plan's casts are numbered from ``len(graph)`` on.
+    The plan's casts are numbered from ``len(graph)``.
     """
     return _Copies(graph, found).run()
 
@@ -63,27 +62,27 @@ class _Copies:
             [len(storages) for storages in plan.through.values()],
         )
         read = [storage for storages in plan.through.values() for storage in storages]
-        # By use: whether it is of a copy in another dtype.
+        # By use: whether it reads a copy in another dtype.
         self._copied = self._uses.among(np.array(read, np.int64), readers)
         in_model = np.array([text.partition(".")[0] == ROOT for text in graph.strings])
         inside = np.flatnonzero(in_model[tasks.module] & (tasks.phase == StepPhase.FORWARD))
         self._region_end = int(inside[-1]) if len(inside) else 0
 
     def run(self) -> tuple[_Numbers, _Numbers]:
-        """Columns of all changes."""
+        """Return the columns of all changes."""
         plan, memory = self._plan, self._memory
         casts = plan.table
         handle = len(self._graph) + np.arange(len(casts.task))
         allocation = self._uses.allocations(casts.storage, casts.task)
         replaced = casts.replaces & (allocation >= 0)
         size = np.array([copy.outputs[0].nbytes for copy in casts.calls], np.int64)[casts.call]
-        # Where a copy is beside what it copies.
+        # Copies that coexist with the original.
         last = self._last_readers(casts.task, casts.storage, allocation)
         freed, produced = self._backward[last], self._backward[casts.task]
         role = np.where(freed & ~produced, Role.ACTIVATION, Role.TEMPORARY)
         release = np.maximum(last, casts.task)
         storage = np.full(len(handle), -1)
-        # Where it stands in for it.
+        # Copies that replace the original.
         here = allocation[replaced]
         role[replaced], release[replaced] = memory.role[here], memory.release[here]
         storage[replaced] = casts.storage[replaced]
@@ -97,9 +96,9 @@ class _Copies:
         return np.concatenate(released, axis=1), allocated
 
     def _originals(self) -> _Numbers:
-        """Columns (allocation, task) of what the backward pass no longer reads itself.
+        """Return columns (allocation, task): originals that the backward pass no longer reads.
 
-        It goes after its last direct use.
+        Each is freed after the task, its last direct use.
         """
         memory, backward, uses = self._memory, self._backward, self._uses
         chosen = (memory.producer >= 0) & (memory.storage >= 0) & (memory.release >= 0)
@@ -109,12 +108,11 @@ class _Copies:
         release = memory.release[allocation].astype(np.int64)
         spans = uses.between(memory.storage[allocation].astype(np.int64), producer, release)
         task, through = uses.task[spans.place], self._copied[spans.place]
-        # A view that a node of the backward pass makes of what its forward read in copy is one of
-        # the copy.
+        # If the forward operator read a copy, views made by its backward node are of the copy.
         sequence = self._graph.tasks.sequence
         node = spans.asker * (int(sequence.max(initial=0)) + 1) + sequence[task]
         through |= backward[task] & (sequence[task] >= 0) & np.isin(node, node[through])
-        # The last direct use, and after it those in the forward pass through a copy.
+        # The last direct use, then later uses of the copy in the forward pass.
         at = np.full(len(allocation), -1)
         direct = np.flatnonzero(~through)
         at[spans.asker[direct]] = direct
@@ -127,43 +125,43 @@ class _Copies:
         return np.stack([allocation[shorter], until[shorter]])
 
     def _passed_on(
-        self, task: _Numbers, allocation: _Numbers, beside: NDArray[np.bool_]
+        self, task: _Numbers, allocation: _Numbers, coexists: NDArray[np.bool_]
     ) -> _Numbers:
-        """Which casts at `task` free the gradient they copy: nothing reads it itself any more.
+        """Return the casts at `task` that free the gradient they copy, which has no other reader.
 
         Args:
-            allocation: int64 [casts], of what each copies; -1 unknown.
-            beside: bool [casts], where the copy does not stand in for it.
+            allocation: allocation that each cast copies, int64 [casts]; -1 if unknown.
+            coexists: whether the copy does not replace it, bool [casts].
         """
         memory, backward, uses = self._memory, self._backward, self._uses
-        chosen = beside & (allocation >= 0) & backward[task]
+        chosen = coexists & (allocation >= 0) & backward[task]
         chosen &= (memory.producer[allocation] >= 0) & (memory.release[allocation] > task)
         chosen &= backward[memory.producer[allocation]]
         casts = np.flatnonzero(chosen)
         here = memory.take(allocation[casts])
         storage, release = here.storage.astype(np.int64), here.release.astype(np.int64)
         spans = uses.between(storage, task[casts], release)
-        # A node of the backward pass gets the copy: so do its views and sums.
+        # All tasks of a backward node read the copy.
         sequence = self._graph.tasks.sequence
         same = sequence[uses.task[spans.place]] == sequence[task[casts]][spans.asker]
-        itself = ~self._copied[spans.place] & ~same
-        alone = ~np.isin(np.arange(len(casts)), spans.asker[itself])
-        passed_on: _Numbers = casts[alone]
+        direct = ~self._copied[spans.place] & ~same
+        sole = ~np.isin(np.arange(len(casts)), spans.asker[direct])
+        passed_on: _Numbers = casts[sole]
         return passed_on
 
     def _last_readers(self, task: _Numbers, storage: _Numbers, allocation: _Numbers) -> _Numbers:
-        """The last task that needs the copy of each `storage` made at each `task`."""
+        """Return the last task that needs the copy of each `storage` made at each `task`."""
         graph, uses = self._graph, self._uses
-        kept_on = np.isin(storage, graph.parameters)
-        last = np.where(kept_on, np.maximum(task, self._region_end), task)
+        is_parameter = np.isin(storage, graph.parameters)
+        last = np.where(is_parameter, np.maximum(task, self._region_end), task)
         until = np.full(len(task), len(graph) - 1)
-        known = allocation >= 0
-        release = self._memory.release[allocation[known]]
-        until[known] = np.where(release >= 0, release, until[known])
+        has_allocation = allocation >= 0
+        release = self._memory.release[allocation[has_allocation]]
+        until[has_allocation] = np.where(release >= 0, release, until[has_allocation])
         spans = uses.between(storage, task, until)
         reader, asker = uses.task[spans.place], spans.asker
         sequence = graph.tasks.sequence
-        needs = kept_on[asker] | (sequence[reader] == sequence[task[asker]])
+        needs = is_parameter[asker] | (sequence[reader] == sequence[task[asker]])
         needs &= self._copied[spans.place]
         np.maximum.at(last, asker[needs], self._ends[reader[needs]])
         return last
@@ -171,11 +169,11 @@ class _Copies:
 
 @dataclass(frozen=True)
 class _Results:
-    """Where the results of changed calls lie.
+    """Allocations of the results of changed calls.
 
     Attributes:
-        allocation: int64 [k], of results that an allocation was made for.
-        result: int64 [k], which of the results of all pairs it is, one pair after the other.
+        allocation: int64 [k], index of the allocation.
+        result: int64 [k], index among the results of all pairs, in order of pairs.
     """
 
     allocation: _Numbers
@@ -198,34 +196,34 @@ def _results(graph: Graph, changed: Changed) -> _Results:
 
 
 def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Durations) -> None:
-    """Resize what changed calls return, and what they need while they run."""
+    """Resize the results and workspaces of changed calls."""
     if not len(changed):
         return
     memory, results = graph.memory, _results(graph, changed)
     answers = [durations.lookup(new) for _, new in changed.pairs]
-    # By result: its bytes where its kernel was measured, or else its share of the recorded.
+    # By result: measured bytes of the new kernel, and the ratio to the recorded ones otherwise.
     measured: list[int] = []
     share: list[float] = []
     for (old, new), answer in zip(changed.pairs, answers, strict=True):
-        # Another kernel than the recorded one: what it returns for the backward pass to read,
-        # and what it needs while it runs, may be larger or smaller by anything.
+        # The new kernel may differ arbitrarily in what it saves for the backward pass and in its
+        # workspace.
         sizes = None if answer is None else answer.made
-        known = sizes is not None and len(sizes) == len(new.outputs)
-        measured += sizes if sizes is not None and known else [-1] * len(new.outputs)
+        complete = sizes is not None and len(sizes) == len(new.outputs)
+        measured += sizes if sizes is not None and complete else [-1] * len(new.outputs)
         share += [_narrowed(*pair) for pair in zip(old.outputs, new.outputs, strict=True)]
-    was, result = memory.nbytes[results.allocation], results.result
-    nbytes = np.rint(was * np.array(share)[result]).astype(np.int64)
-    of_kernel = np.array(measured, np.int64)[result]
-    edit.resize(results.allocation, np.where(of_kernel >= 0, of_kernel, nbytes))
-    # Copies of its tensors, in the order its kernel likes, where nothing was measured.
+    recorded, result = memory.nbytes[results.allocation], results.result
+    nbytes = np.rint(recorded * np.array(share)[result]).astype(np.int64)
+    measured_bytes = np.array(measured, np.int64)[result]
+    edit.resize(results.allocation, np.where(measured_bytes >= 0, measured_bytes, nbytes))
+    # An unmeasured workspace is assumed to hold reordered copies of the tensors.
     ratio = np.array([new.moved_bytes / max(old.moved_bytes, 1) for old, new in changed.pairs])
     needs = measured_workspaces(durations, (new for _, new in changed.pairs))
-    wanted, scratch = needs[changed.pair], workspaces(graph)[changed.tasks]
-    guessed = (wanted < 0) & (scratch >= 0)
-    wanted[guessed] = np.rint(memory.nbytes[scratch[guessed]] * ratio[changed.pair[guessed]])
-    resize_workspaces(edit, graph, changed.tasks, wanted)
+    needed, scratch = needs[changed.pair], workspaces(graph)[changed.tasks]
+    guessed = (needed < 0) & (scratch >= 0)
+    needed[guessed] = np.rint(memory.nbytes[scratch[guessed]] * ratio[changed.pair[guessed]])
+    resize_workspaces(edit, graph, changed.tasks, needed)
 
 
 def _narrowed(old: TensorSpec, new: TensorSpec) -> float:
-    """What becomes of a tensor's bytes in a narrower dtype; in a wider one nothing."""
+    """Return the ratio of bytes in a narrower dtype; 1 for a wider one."""
     return min(ITEM_BYTES.get(new.dtype, 4) / ITEM_BYTES.get(old.dtype, 4), 1.0)

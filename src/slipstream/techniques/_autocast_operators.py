@@ -1,6 +1,6 @@
-"""Which operators autocast runs in the lower precision, which in float32, which in the widest.
+"""Operators that autocast runs in the lower precision, in float32, or in the widest dtype.
 
-The lists are those of ``torch.amp``; a test holds them against the dispatcher.
+The lists are those of ``torch.amp``; a test compares them with the dispatcher.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# `_cudnn_rnn` is registered by builds with CUDA only; under autocast it runs an LSTM or a GRU.
+# Only builds with CUDA register `_cudnn_rnn`, which runs an LSTM or a GRU under autocast.
 LOWER: dict[str, frozenset[str]] = {
     "cpu": _words(
         """
@@ -81,12 +81,12 @@ FLOAT32: dict[str, frozenset[str]] = {
         """
     ),
 }
-# Attention that has no fused kernel (dropout on a CPU) computes in float32 whatever it is given.
+# Attention without a fused kernel (dropout on a CPU) computes in float32 for any input dtype.
 _WIDE_ATTENTION = "aten::_scaled_dot_product_attention_math"
 
 
 def category(scope: Sequence[str], device: str) -> Category | None:
-    """What autocast does at the outermost operator of `scope` it knows, or None."""
+    """Return the category of the outermost listed operator in `scope`; None if none is listed."""
     if _WIDE_ATTENTION in scope:
         return "float32"
     for name in scope:

@@ -1,4 +1,4 @@
-"""What a recorded step has already, in the words of a technique that therefore does not apply."""
+"""Features that a recorded step already uses, and reasons why techniques do not apply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEP = "Optimizer.step#"
 
 
 def already_compiled(graph: Graph) -> str | None:
-    """Why nothing can be said of the model's operators: torch.compile has fused them already."""
+    """Return the reason that torch.compile hides the model's operators; None if it does not."""
     if not _baseline(graph).get("compiled"):
         return None
     return (
@@ -22,7 +22,7 @@ def already_compiled(graph: Graph) -> str | None:
 
 
 def already_autocast(graph: Graph) -> str | None:
-    """Under which dtype the step's autocast runs, in words; None when it runs under none."""
+    """Return the reason that the step already runs under autocast; None if it does not."""
     dtype = _baseline(graph).get("amp")
     return f"the step runs under autocast ({dtype}) already" if dtype else None
 
@@ -33,7 +33,7 @@ def is_compiled(graph: Graph) -> bool:
 
 
 def updated_tensors(graph: Graph) -> list[TensorSpec]:
-    """What the step's optimizer updates; nothing where it has none."""
+    """Return the tensors that the step's optimizer updates; empty without an optimizer."""
     described: Any = graph.meta.get("optimizer") or {"tensors": []}
     return [
         TensorSpec(dtype, tuple(shape), tuple(strides), device)
@@ -42,13 +42,13 @@ def updated_tensors(graph: Graph) -> list[TensorSpec]:
 
 
 def update_tasks(graph: Graph) -> NDArray[np.int64]:
-    """Tasks inside ``Optimizer.step``."""
+    """Return the tasks inside ``Optimizer.step``."""
     inside = np.array([text.startswith(_STEP) for text in graph.strings])
     phase = graph.tasks.phase == StepPhase.OPTIMIZER
     return np.flatnonzero(phase & inside[graph.tasks.scope])
 
 
 def _baseline(graph: Graph) -> dict[str, Any]:
-    # A graph that was imported, or recorded before this was, says nothing.
+    # Imported and older graphs have no baseline.
     baseline: Any = graph.meta.get("baseline")
     return baseline if isinstance(baseline, dict) else {}

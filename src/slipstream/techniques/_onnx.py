@@ -1,4 +1,4 @@
-"""Models as ONNX files, by torch's TorchScript exporter."""
+"""Export of models to ONNX files, with torch's TorchScript exporter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.errors import MissingExtraError, SlipstreamError
 from slipstream.files import replacing
 
 OPSET = 18
-"""The first whose bitwise operators take integers."""
+"""First opset whose bitwise operators accept integers."""
 
 
 def write(
@@ -24,7 +24,7 @@ def write(
     input_names: Sequence[str],
     output_names: Sequence[str],
 ) -> Path:
-    """Write what `model` makes of `arguments`; the first dimension of each may have any size.
+    """Write `model` traced with `arguments`; the first dimension of each tensor is dynamic.
 
     Raises:
         MissingExtraError: the package onnx is not installed.
@@ -37,7 +37,7 @@ def write(
     target, cache = Path(path), torch.is_autocast_cache_enabled()
     try:
         with replacing(target) as part, torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tracing, and that this exporter is the older
+            warnings.simplefilter("ignore")  # about tracing, and the deprecation of this exporter
             torch.onnx.export(
                 model, arguments, str(part), dynamo=False, opset_version=OPSET,
                 input_names=list(input_names), output_names=list(output_names),
@@ -46,6 +46,6 @@ def write(
     except OSError as error:
         raise SlipstreamError(f"cannot be written: {error.strerror}", where=str(target)) from error
     finally:
-        # The exporter switches autocast's cache off, and leaves it off where the model raises.
+        # The exporter disables autocast's cache, and leaves it disabled if the model raises.
         torch.set_autocast_cache_enabled(cache)
     return target

@@ -1,4 +1,4 @@
-"""What an edited task needs while it runs, beyond what it returns."""
+"""Workspaces of edited tasks: memory used only while they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Numbers = NDArray[np.int64]
 
 @kept
 def workspaces(graph: Graph) -> _Numbers:
-    """int64 [tasks + 1], the allocation that is a task's workspace; -1: none."""
+    """Return the allocation of each task's workspace, int64 [tasks + 1]; -1 for none."""
     memory = graph.memory
     scratch = np.flatnonzero((memory.producer == memory.release) & (memory.storage < 0))
     workspace = np.full(len(graph) + 1, -1)
@@ -25,19 +25,21 @@ def workspaces(graph: Graph) -> _Numbers:
 
 
 def measured_workspaces(durations: Durations, calls: Iterable[Call]) -> _Numbers:
-    """int64 [calls], bytes as their kernels were measured to need; -1: not known."""
+    """Return the measured workspace of each call in bytes, int64 [calls]; -1 if unknown."""
     answers = [durations.lookup(call) for call in calls]
-    needs = [-1 if one is None or one.workspace is None else one.workspace for one in answers]
+    needs = [
+        -1 if answer is None or answer.workspace is None else answer.workspace for answer in answers
+    ]
     return np.array(needs, np.int64)
 
 
 def resize_workspaces(edit: Editor, graph: Graph, tasks: _Numbers, nbytes: _Numbers) -> None:
-    """Give each of `tasks` a workspace of so many bytes; below 0 it stays as it is."""
-    known = nbytes >= 0
-    tasks, nbytes = tasks[known], nbytes[known]
+    """Set the workspace of each of `tasks` to `nbytes`; negative ones leave it unchanged."""
+    measured = nbytes >= 0
+    tasks, nbytes = tasks[measured], nbytes[measured]
     scratch = workspaces(graph)[tasks]
-    there = scratch >= 0
-    edit.resize(scratch[there], nbytes[there])
-    new = ~there & (nbytes > 0)
-    alike = np.ones(int(new.sum()), np.int64)
-    edit.allocate(nbytes[new], alike * Role.TEMPORARY, tasks[new], tasks[new], -alike)
+    exists = scratch >= 0
+    edit.resize(scratch[exists], nbytes[exists])
+    new = ~exists & (nbytes > 0)
+    ones = np.ones(int(new.sum()), np.int64)
+    edit.allocate(nbytes[new], ones * Role.TEMPORARY, tasks[new], tasks[new], -ones)

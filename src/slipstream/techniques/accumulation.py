@@ -1,6 +1,6 @@
 """Gradient accumulation: several batches per optimizer step.
 
-The update's cost is shared by more samples. It changes training as a larger batch does.
+The update's cost is shared by more samples. Training behaves as with a larger batch.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from slipstream.techniques._baseline import updated_tensors
 from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.built import HIDDEN_BATCH, training_loss
 
-# Replicas' communication, and what DistributedDataParallel does around it.
-_TALKS = "c10d::"
+# Operators of replicas' communication, and scopes of DistributedDataParallel.
+_COMMUNICATION = "c10d::"
 _REDUCER = "torch.distributed"
 _ADD = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
 
@@ -70,7 +70,7 @@ class Accumulation(TechniqueSettings):
             )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why there is nothing to accumulate."""
+        """Return why there is nothing to accumulate; None if there is."""
         if not (graph.tasks.phase == StepPhase.BACKWARD).any():
             return "the step has no backward pass"
         if not (graph.tasks.phase == StepPhase.OPTIMIZER).any():
@@ -79,37 +79,37 @@ class Accumulation(TechniqueSettings):
         if described.get("class") == "LBFGS":
             return "LBFGS evaluates the loss several times on one batch"
         if not graph.samples:
-            # Four times the work for four times the samples would look like a loss.
+            # With an unknown number of samples, the longer step would look like a slow-down.
             return HIDDEN_BATCH
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:
-        """Adding a gradient to the one that is there, for every parameter shape."""
+        """Return the addition of a gradient, for every parameter shape."""
         return [_added(spec) for spec in Counter(updated_tensors(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Repeat forward and backward; from the second time on gradients are added.
+        """Repeat forward and backward; all but the first pass add gradients.
 
         Replicas exchange gradients once, with the last batch.
         """
         tasks = graph.tasks
         compute = np.flatnonzero(tasks.phase != StepPhase.OPTIMIZER)
         update = np.flatnonzero(tasks.phase == StepPhase.OPTIMIZER)
-        # zero_grad may come first: what precedes the first computation stays there, once.
+        # zero_grad may come first: updates before the first computation are not repeated.
         first = compute[compute > 0][0] if len(compute) > 1 else 0
         before, after = update[update < first], update[update > first]
         begin = compute[compute < first]
         repeated = compute[compute >= first]
         repeats = self.batches - 1
         passes = [*[repeated[~_exchanges(graph)[repeated]]] * repeats, repeated]
-        # -1: the task that stands for what a pass adds to gradients that are there.
-        adding = [part for each in passes[1:] for part in (each, [-1])]
-        order = np.concatenate([begin, before, passes[0], *adding, after])
+        # -1 represents the addition of a pass's gradients.
+        later = [part for repeat in passes[1:] for part in (repeat, [-1])]
+        order = np.concatenate([begin, before, passes[0], *later, after])
         specs = Counter(updated_tensors(graph))
         prices = {spec: price(context.durations, _added(spec), 0.0) for spec in specs}
         each_ns = sum(prices[spec].nanoseconds * count for spec, count in specs.items())
-        assumed = any(one.provenance is Provenance.ASSUMED for one in prices.values())
-        strings, put_in = StringTable(graph.strings), order < 0
+        assumed = any(cost.provenance is Provenance.ASSUMED for cost in prices.values())
+        strings, inserted = StringTable(graph.strings), order < 0
         added = {
             "name": strings.add("accumulate gradients"), "scope": 0, "module": 0, "source": 0,
             "kind": 1, "phase": int(StepPhase.BACKWARD), "lane": 0, "rank": 0, "call": -1,
@@ -120,7 +120,7 @@ class Accumulation(TechniqueSettings):
         }  # fmt: skip
         edited = tasks.take(np.maximum(order, 0))
         for name, column in edited.columns().items():
-            column[put_in] = added[name]
+            column[inserted] = added[name]
         starts, operands = graph.gathered(order)
         return replace(
             graph,
@@ -140,10 +140,10 @@ class Accumulation(TechniqueSettings):
     def apply(self, built: BuiltWorkload) -> None:
         """Replace the step by one that accumulates over several passes of the batch.
 
-        A plain script does so already: it runs with `edit_script` applied.
+        A plain script is already edited by `edit_script`.
 
         Raises:
-            WorkloadError: the step is the user's own, or there is no optimizer.
+            WorkloadError: the step is user-defined, or there is no optimizer.
         """
         if not built.from_parts and not built.own_step:
             built.samples *= self.batches
@@ -161,11 +161,11 @@ class Accumulation(TechniqueSettings):
 
         def step() -> Any:
             built.optimizer.zero_grad()
-            # Replicas, which techniques may yet make of the model, exchange gradients in every
-            # backward pass, unless told not to.
-            quiet = getattr(built.model, "no_sync", contextlib.nullcontext)
+            # Replicas, which later techniques may create, exchange gradients in every backward
+            # pass outside of no_sync.
+            no_sync = getattr(built.model, "no_sync", contextlib.nullcontext)
             for number in range(1, self.batches + 1):
-                with quiet() if number < self.batches else contextlib.nullcontext():
+                with no_sync() if number < self.batches else contextlib.nullcontext():
                     loss = training_loss(built) / self.batches
                     loss.backward()
             built.optimizer.step()
@@ -175,17 +175,17 @@ class Accumulation(TechniqueSettings):
         built.samples *= self.batches
 
     def edit_script(self, script: Path, content: bytes) -> bytes:
-        """A plain script with one update for every `batches` of its batches.
+        """Edit a plain script to run one update per `batches` batches.
 
         Raises:
-            NotPlacedError: its loop has another form than batch, backward, update.
-            AlreadyThereError: it accumulates already.
-            WorkloadError: it is no Python.
+            NotPlacedError: its loop does not have the form batch, backward, update.
+            AlreadyThereError: it already accumulates.
+            WorkloadError: it is not valid Python.
         """
         return accumulate(locate(Source.of(content, script), None), self.batches).content
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """One update for several batches in a script's own loop."""
+        """Return the edit of a script's loop to one update for several batches."""
         n = self.batches
         return CodeChange.of(
             workload,
@@ -200,11 +200,11 @@ class Accumulation(TechniqueSettings):
 
 
 def _exchanges(graph: Graph) -> NDArray[np.bool_]:
-    """Which tasks replicas' exchange of gradients consists of: [tasks]."""
+    """Return which tasks exchange gradients between replicas, bool [tasks]."""
     tasks = graph.tasks
-    talks = np.array([text.startswith(_TALKS) for text in graph.strings], bool)
+    communicates = np.array([text.startswith(_COMMUNICATION) for text in graph.strings], bool)
     within = np.array([_REDUCER in text.replace("::", ".") for text in graph.strings], bool)
-    exchange: NDArray[np.bool_] = talks[tasks.name] | within[tasks.scope]
+    exchange: NDArray[np.bool_] = communicates[tasks.name] | within[tasks.scope]
     return exchange
 
 
@@ -214,20 +214,20 @@ def _memory(
     passes: Sequence[NDArray[np.int64]],
     after: NDArray[np.int64],
 ) -> Allocations:
-    """The allocations of the tasks in the order `Accumulation.predict` gives them.
+    """Return the allocations of the tasks in the order of `Accumulation.predict`.
+
+    The first pass allocates the gradients, which remain; those of later passes are added to them
+    and freed. Other tensors that outlive a pass are freed at its end, except in the last one.
 
     Args:
         once: tasks before the passes.
-        passes: the tasks of each; the last has them all.
-
-    The first pass allocates the gradients, which stay; those of later passes are added to them
-    and freed. Whatever else a pass leaves behind makes way for the next one's.
+        passes: tasks of each pass; the last contains all of them.
     """
     memory = graph.memory
     repeated, final = passes[-1], len(passes) - 1
     place = np.full(len(graph) + 1, -1, np.int64)
     place[once] = np.arange(len(once))
-    # Behind every pass but the first stands a task for its additions.
+    # Every pass but the first is followed by a task of its additions.
     place[after] = len(once) + sum(map(len, passes)) + final + np.arange(len(after))
     within = np.zeros(len(graph) + 1, bool)
     within[repeated] = True
@@ -237,20 +237,19 @@ def _memory(
         last = first + len(tasks) - 1
         runs = np.zeros(len(graph) + 1, bool)
         runs[tasks] = True
-        # What a task frees that this pass leaves out is freed after the one before it.
+        # If this pass omits the task that frees an allocation, the task before it frees it.
         place[repeated] = first + np.maximum(np.cumsum(runs[repeated]) - 1, 0)
         first = last + 1 + int(k > 0)
-        # What an earlier step left goes in the first pass, what none frees is counted once.
-        goes = (memory.producer < 0) & within[memory.release]
-        chosen = np.where(goes, k == 0, runs[memory.producer] | (k == final))
+        # Allocations of an earlier step are freed in the first pass; permanent ones count once.
+        inherited = (memory.producer < 0) & within[memory.release]
+        chosen = np.where(inherited, k == 0, runs[memory.producer] | (k == final))
         part = memory.take(np.flatnonzero(chosen))
         produced, stays = within[part.producer], part.release < 0
         gradient = produced & stays & (part.role == Role.GRADIENT)
         producer, release = place[part.producer], place[part.release]
-        # What outlives its own pass.
-        leaves = produced & ~within[part.release]
+        outlives = produced & ~within[part.release]
         if k < final:
-            release[leaves] = last
+            release[outlives] = last
         if k > 0:
             release[gradient] = producer[gradient]
         else:
@@ -262,5 +261,5 @@ def _memory(
 
 
 def _added(spec: TensorSpec) -> Question:
-    """The gradient was made a moment ago, and what it is added to not long before."""
+    """Return the addition of a gradient with operands in cache."""
     return Question(Call(_ADD, (spec, spec, 1), (spec,)), warm=True)

@@ -1,7 +1,7 @@
-"""Keep freed memory: the next step finds its pages mapped instead of asking for them again.
+"""Keep freed memory mapped, so that the next step does not fault its pages in again.
 
-Source: glibc's ``mallopt(3)``; the same advice, given with other allocators, stands in PyTorch's
-performance tuning guide ("use jemalloc or TCMalloc").
+Source: glibc's ``mallopt(3)``; PyTorch's performance tuning guide recommends other allocators for
+the same purpose ("use jemalloc or TCMalloc").
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ from slipstream.workload import BuiltWorkload, Workload
 
 @dataclass(frozen=True)
 class Allocator(TechniqueSettings):
-    """Let glibc ``keep`` every page it has, instead of giving the largest back to the system."""
+    """Let glibc ``keep`` all freed pages instead of returning large blocks to the system."""
 
     pages: Literal["keep"] = "keep"
 
     name: ClassVar[str] = "allocator"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 7)
-    effect: ClassVar[Quality] = Quality(QualityKind.EXACT, "only where memory comes from changes")
+    effect: ClassVar[Quality] = Quality(QualityKind.EXACT, "only the source of memory changes")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why there is nothing to gain."""
+        """Return why there is nothing to gain; None if there is."""
         device = str(graph.meta.get("device", "cpu"))
         if device != "cpu":
             return f"the step's memory is the device's ('{device}'), whose allocator keeps it"
         if not page_fault_tasks(graph):
-            return "hardly any page is faulted in during a step: its memory is kept already"
+            return "hardly any page is faulted in during a step: its memory already stays mapped"
         return None
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Take the page faults away."""
+        """Remove the page faults."""
         edit = Editor(graph, str(self))
         edit.remove(np.array(page_fault_tasks(graph)))
         milliseconds = page_fault_ns(graph) / 1e6
-        launches = [one / 1e6 for one in graph.meta.get(PAGE_FAULT_LAUNCHES, ())]
-        rests_on = (
+        launches = [ns / 1e6 for ns in graph.meta.get(PAGE_FAULT_LAUNCHES, ())]
+        evidence = (
             f", the mean of {len(launches)} launches, {min(launches):.1f} to {max(launches):.1f} ms"
             if launches
             else ""
         )
-        return edit.apply(f"no page faults: {milliseconds:.1f} ms less{rests_on}")
+        return edit.apply(f"no page faults: {milliseconds:.1f} ms less{evidence}")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Tell the C library, for as long as the process lives.
+        """Configure the C library for the lifetime of the process.
 
         Raises:
-            WorkloadError: it is not glibc.
+            WorkloadError: the C library is not glibc.
         """
         if not heap.keep_pages():
             raise WorkloadError(
-                "the C library of this system cannot be told to keep its pages",
-                remedy="leave 'allocator' out; it needs Linux with glibc",
+                "the C library of this system has no setting to keep its pages",
+                remedy="omit 'allocator'; it needs Linux with glibc",
             )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """Two calls of ``mallopt`` at the top; environment variables do the same."""
+        """Return two calls of ``mallopt`` at the top; environment variables do the same."""
         variables = " ".join(f"{name}={value}" for name, value in heap.KEEPING.items())
         lines = (
             "libc = __import__('ctypes').CDLL(None)  # keep freed pages, see mallopt(3)",
@@ -82,5 +82,5 @@ class Allocator(TechniqueSettings):
             workload,
             lambda where: where.at_top(*lines),
             by_hand="\n".join(lines),
-            note=f"the same without an edit: {variables} python ...",
+            note=f"without an edit: {variables} python ...",
         )

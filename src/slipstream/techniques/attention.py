@@ -1,8 +1,8 @@
-"""Written-out attention in a recorded step, and the fused call that does the same.
+"""Unfused attention in a recorded step, and the equivalent fused call.
 
-Followed from every softmax by data dependence: up through scaling and masks to the product of
-queries and keys, down through dropout to the product with the values; the backward pass by
-autograd's numbers.
+Attention is found by data dependence from every softmax: up through scaling and masks to the
+product of queries and keys, and down through dropout to the product with the values. The backward
+pass is found by autograd's sequence numbers.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _MATMUL = "aten::matmul"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attention(Match):
-    """One attention that is written out.
+    """An unfused attention.
 
-    The last of its forward tasks is where the fused call comes, the first of its backward tasks
-    where its gradient does. If it cannot be fused, only its forward tasks are known.
+    The fused call replaces its last forward task, and the gradient its first backward task. If it
+    cannot be fused, only its forward tasks are known.
 
     Attributes:
-        work: those of its tasks that compute something; the others only look at what exists.
-        call: the fused call, as torch's users write it.
-        backward_call: its gradient; None in an inference.
-        keep: the negation of the mask, which fused attention wants the other way round, if any.
-        storages: of the tensors of both calls; None where they cannot be determined.
-        sequence: autograd's number of the product with the values; -1 in an inference.
+        work: its tasks that compute; the others only create views.
+        call: the fused call.
+        backward_call: its gradient; None for inference.
+        keep: negation of the mask, if needed: fused attention masks where it is False.
+        storages: storages of the tensors of both calls; None if ambiguous.
+        sequence: autograd's number of the product with the values; -1 for inference.
     """
 
     work: tuple[int, ...]
@@ -66,7 +66,7 @@ class Attention(Match):
 
 
 def attentions(flow: Flow) -> Iterator[Attention]:
-    """Find the attentions that are not fused yet."""
+    """Find unfused attentions."""
     graph = flow.graph
     fused = np.array([_INSIDE in text for text in graph.strings], bool)
     for task in flow.calling((_SOFTMAX,), StepPhase.FORWARD).tolist():
@@ -77,7 +77,7 @@ def attentions(flow: Flow) -> Iterator[Attention]:
 
 
 class _Finder:
-    """Follows the data from one softmax."""
+    """Search for an attention from a softmax."""
 
     _mask: TensorSpec | None = None
     _mask_storage: int | None = None
@@ -89,7 +89,7 @@ class _Finder:
         self._softmax, self._chain = softmax, [softmax]
 
     def find(self) -> Attention | None:
-        """The attention, or None where this softmax is something else."""
+        """Return the attention, or None if the softmax belongs to something else."""
         scores = self._up()
         product = self._down() if scores is not None else None
         if scores is None or product is None:
@@ -101,7 +101,7 @@ class _Finder:
         forward |= self._transpose_of(min(first), scores, right)
         query, key, value = map(_with_heads, (query, key, value))
         if value.shape[-1] != query.shape[-1]:
-            self._refuse("values are of another width than keys, which no fused kernel takes")
+            self._refuse("values and keys have different widths, which no fused kernel supports")
         output = _like(query)
         forward |= self._copy_of(product, output)
         mask = None if self._mask is None else _broadcast(self._mask, query, key)
@@ -127,7 +127,7 @@ class _Finder:
         return [t for t in self._flow.readers[task] if phase[t] == StepPhase.FORWARD]
 
     def _up(self) -> int | None:
-        """The product of queries and keys; notes what lies between and the mask."""
+        """Find the product of queries and keys; record the tasks in between and the mask."""
         flow = self._flow
         call = flow.call(self._softmax)
         assert call is not None
@@ -140,7 +140,7 @@ class _Finder:
             if call is None or self._graph.tasks.phase[t] != StepPhase.FORWARD:
                 return None
             if self._readers(t) != [self._chain[-1]]:
-                self._refuse("its scores are used elsewhere too")
+                self._refuse("its scores are also used elsewhere")
             if call.name in _PRODUCTS:
                 if call.name == "aten::baddbmm" and call.arguments[3] != 0:
                     self._set_mask(call.inputs[0], flow.makers[t][0], flow.operands(t)[0][0])
@@ -153,7 +153,7 @@ class _Finder:
         return None
 
     def _through(self, t: int, call: Call, scores: tuple[int, ...]) -> int | None:
-        """Which input of a task that scales or masks holds the scores; None for other tasks."""
+        """Return the index of the scores among the inputs of a scaling or masking; else None."""
         makers, operands = self._flow.makers[t], self._flow.operands(t)[0]
         if call.name in _SCALES and all(spec.numel == 1 for spec in call.inputs[1:]):
             return 0
@@ -172,7 +172,7 @@ class _Finder:
         return None
 
     def _is_scores(self, maker: int) -> bool:
-        """Whether `maker` is a product, or scales or masks one."""
+        """Whether `maker` is a product, or the scaling or masking of one."""
         seen = 0
         while maker >= 0 and seen < len(_SCALES) + len(_FILLS):
             call = self._flow.call(maker)
@@ -189,18 +189,18 @@ class _Finder:
         if self._mask is not None:
             self._refuse("it has several masks")
         if maker in _learned(self._graph) or storage in self._flow.parameters:
-            self._refuse("its mask is learned, which the fused kernel has no gradient for")
+            self._refuse("its mask is learned, but the fused kernel has no gradient for masks")
         self._mask, self._mask_storage = spec, storage
 
     def _down(self) -> int | None:
-        """The product with the values; notes dropout and other readers of the weights."""
+        """Find the product with the values; record dropout and other readers of the weights."""
         task, graph = self._softmax, self._graph
         readers = self._readers(task)
         views = map(graph.task, readers)
-        drops = [one.number for one in views if "dropout" in f"{one.name} {one.scope}"]
+        drops = [view.number for view in views if "dropout" in f"{view.name} {view.scope}"]
         if drops:
-            self._refuse("it drops out weights, which the fused kernel of a CPU does not")
-            # The first ones make the random mask, the last one applies it.
+            self._refuse("it drops out weights, which the fused CPU kernel does not support")
+            # The first tasks create the random mask, the last one applies it.
             task = drops[-1]
             self._chain += [t for t in drops if t not in self._chain]
             readers = self._readers(task)
@@ -210,21 +210,21 @@ class _Finder:
         return products[0]
 
     def _dead_ends(self) -> set[int]:
-        """Readers of the weights that nobody reads in turn, such as their mean over heads."""
+        """Return readers of the weights whose results are unused, such as the mean over heads."""
         ends: set[int] = set()
         readers = [t for t in self._readers(self._softmax) if t not in self._chain]
         for t in readers:
             if self._flow.name(t) == "aten::bmm":
                 continue
             if self._readers(t):
-                self._refuse("its weights are used elsewhere too")
+                self._refuse("its weights are also used elsewhere")
             else:
                 ends |= {t, *self._flow.views_of[t]}
-        views = (t for one in self._chain for t in self._flow.views_of[one])
+        views = (t for task in self._chain for t in self._flow.views_of[task])
         return ends | {t for t in views if self._graph.tasks.phase[t] == StepPhase.FORWARD}
 
     def _operands(self, product: int) -> tuple[set[int], TensorSpec, TensorSpec]:
-        """The tasks of one matmul and the two tensors it was called with."""
+        """Return the tasks of a matmul and its two arguments."""
         flow, tasks = self._flow, self._graph.tasks
         call = flow.call(product)
         assert call is not None
@@ -247,7 +247,7 @@ class _Finder:
                 break
         if len(expands) == 2:
             specs = [flow.call(t) for t in expands]
-            right, left = (one.inputs[0] for one in specs if one is not None)
+            right, left = (expand.inputs[0] for expand in specs if expand is not None)
         return group, left, right
 
     def _belongs(self, t: int, product: int, scope: str) -> bool:
@@ -257,7 +257,7 @@ class _Finder:
         return same and helper and (inside == scope or inside.startswith(scope + "/"))
 
     def _transpose_of(self, begin: int, product: int, right: TensorSpec) -> set[int]:
-        """The view right before a product that makes the keys' transpose."""
+        """Return the view before a product that transposes the keys."""
         for t in range(begin - 1, max(begin - 4, 0), -1):
             call = self._flow.call(t)
             if not self._flow.views[t] or call is None or call.name != "aten::transpose":
@@ -267,7 +267,7 @@ class _Finder:
         return set()
 
     def _copy_of(self, product: int, output: TensorSpec) -> set[int]:
-        """The copy that puts heads side by side, where the fused output has them so already."""
+        """Return the copy that makes heads contiguous, if the fused output already is."""
         flow = self._flow
         readers = self._readers(product)
         if len(readers) != 1 or self._flow.name(readers[0]) != "aten::clone":
@@ -281,13 +281,13 @@ class _Finder:
         return {readers[0]} if tuple(output.strides[i] for i in (0, 2, 1, 3)) == dense else set()
 
     def _backward(self, forward: set[int]) -> tuple[int, ...]:
-        """Tasks of the backward pass of `forward`."""
+        """Return the backward tasks of `forward`."""
         return tuple(sorted(back for task in forward for back in self._flow.backward[task]))
 
 
 @kept
 def _learned(graph: Graph) -> set[int]:
-    """Tasks that parameters have gone into, in a step that has a backward pass."""
+    """Return the tasks that depend on parameters, in a step with a backward pass."""
     if not (graph.tasks.phase == StepPhase.BACKWARD).any():
         return set()
     flow = flow_of(graph)
@@ -300,17 +300,17 @@ def _learned(graph: Graph) -> set[int]:
 
 
 def _is_masked(value: object) -> bool:
-    """Whether a fill is as good as minus infinity; a tensor's value is not recorded."""
+    """Whether a fill value acts as minus infinity; that of a tensor is not recorded."""
     return isinstance(value, TensorSpec) or (isinstance(value, (int, float)) and value <= -1e4)
 
 
 def _swapped(spec: TensorSpec) -> TensorSpec:
-    shape, strides = ((*one[:-2], *one[:-3:-1]) for one in (spec.shape, spec.strides))
+    shape, strides = ((*sizes[:-2], *sizes[:-3:-1]) for sizes in (spec.shape, spec.strides))
     return replace(spec, shape=shape, strides=strides)
 
 
 def _with_heads(spec: TensorSpec) -> TensorSpec:
-    """[batch, length, width] as one head; what has heads stays."""
+    """Add a head dimension to [batch, length, width]; leave other shapes unchanged."""
     if len(spec.shape) != 3:
         return spec
     (b, s, e), (sb, ss, se) = spec.shape, spec.strides
@@ -323,19 +323,19 @@ def _dense(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def _like(spec: TensorSpec) -> TensorSpec:
-    """What ``empty_like`` gives: dense, dimensions in the order they lie in memory."""
+    """Return the spec of ``empty_like``: dense, with the dimension order of `spec`."""
     order = sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
     strides = dict(zip(order, _dense(spec.shape[i] for i in order), strict=True))
     return replace(spec, strides=tuple(strides[i] for i in range(len(order))))
 
 
 def _broadcast(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> TensorSpec:
-    """A mask as the fused call takes it, with a dimension for heads."""
+    """Return a mask for the fused call, with a head dimension."""
     if len(mask.shape) in (2, 4):
         return mask
     shape, strides = mask.shape, mask.strides
     if len(shape) == 3:
-        # One for every batch of a single head, or for every head.
+        # One mask per batch of a single head, or per head.
         heads = shape[0] not in (1, query.shape[0])
         place = 0 if heads else 1
         shape = (*shape[:place], 1, *shape[place:])

@@ -1,7 +1,7 @@
-"""Which storages the tensors of a fused attention lie in, told from the attention written out.
+"""Storages of the tensors of a fused attention, derived from the recorded operators.
 
-With them a task that is put in place of many can be followed like a recorded one: autocast sees
-what it reads and what reads its results.
+With them, the fused task has the same data dependences as a recorded one: autocast finds its inputs
+and the readers of its results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BMM, _CLONE = "aten::bmm", "aten::clone"
 
 
 class AttentionStorages(NamedTuple):
-    """Storages of the fused call's inputs, then outputs; of its gradient's; empty without one."""
+    """Storages of the inputs and outputs of the fused call, and of its gradient if there is one."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -28,36 +28,36 @@ def storages_of(
     backward: Sequence[int],
     masks: Sequence[int],
 ) -> AttentionStorages | None:
-    """The storages, or None where they cannot be told for certain.
+    """Return the storages, or None if they are ambiguous.
 
     Args:
-        products: the tasks that multiply queries with keys and weights with values.
-        forward, backward: the tasks that make way for the fused call and its gradient.
+        products: tasks that multiply queries with keys and weights with values.
+        forward, backward: tasks that the fused call and its gradient replace.
         masks: the mask's storage, if there is one.
     """
     query, key = _inputs(flow, products[0], forward)
     _, value = _inputs(flow, products[1], forward)
     output = _carried(flow, products[1], forward)
-    there = (query, key, value, *masks, output)
-    # A number that is used again for the output would make it look like a view of an input.
-    if min(there) < 0 or output in there[:-1]:
+    operands = (query, key, value, *masks, output)
+    # If the output reused the storage number of an input, it would look like a view of it.
+    if min(operands) < 0 or output in operands[:-1]:
         return None
     if not backward:
-        return AttentionStorages(there, ())
+        return AttentionStorages(operands, ())
     of_scores, of_weights = (_gradients_of(flow, product) for product in products)
     if of_scores is None or of_weights is None:
         return None
-    grads = [_carried(flow, one, backward) for one in (*of_scores, of_weights[1])]
-    arrives = _arrives(flow, of_weights[1], backward)
-    back = (arrives, query, key, value, output, flow.unused_storage, *masks, *grads)
-    return AttentionStorages(there, back) if min(back) >= 0 else None
+    gradients = [_carried(flow, task, backward) for task in (*of_scores, of_weights[1])]
+    incoming = _incoming_gradient(flow, of_weights[1], backward)
+    back = (incoming, query, key, value, output, flow.unused_storage, *masks, *gradients)
+    return AttentionStorages(operands, back) if min(back) >= 0 else None
 
 
 def _inputs(flow: Flow, product: int, forward: Collection[int]) -> tuple[int, int]:
-    """Storages of what a matmul was called with, before it made its operands fit."""
+    """Return the storages of a matmul's arguments, before it made copies of them."""
     sources = []
     for operand in flow.operands(product)[0][-2:]:
-        # A copy that only puts rows side by side, within the matmul.
+        # A copy within the matmul that makes rows contiguous.
         copies = [
             task
             for task in forward
@@ -69,7 +69,7 @@ def _inputs(flow: Flow, product: int, forward: Collection[int]) -> tuple[int, in
 
 
 def _carried(flow: Flow, task: int, within: Collection[int]) -> int:
-    """The storage in which the result of `task` leaves the tasks `within`; -1 where unclear."""
+    """Return the storage in which the result of `task` leaves `within`; -1 if ambiguous."""
     seen = set()
     while task not in seen:
         seen.add(task)
@@ -83,22 +83,22 @@ def _carried(flow: Flow, task: int, within: Collection[int]) -> int:
 
 
 def _gradients_of(flow: Flow, product: int) -> tuple[int, int] | None:
-    """The products of the backward pass that give the gradients of a product's two sides.
+    """Return the backward products that compute the gradients of a product's left and right side.
 
-    The left side's is the arriving gradient times the right side, the right side's the left side
-    times the arriving gradient.
+    The left gradient is the incoming gradient times the right side; the right gradient is the left
+    side times the incoming gradient.
     """
     left, right = flow.operands(product)[0][-2:]
     by_side = {}
     for t in flow.backward[product]:
         if flow.name(t) == _BMM:
-            one, other = flow.operands(t)[0]
-            by_side["right" if one == left else "left" if other == right else "?"] = t
+            first, second = flow.operands(t)[0]
+            by_side["right" if first == left else "left" if second == right else "?"] = t
     return (by_side["left"], by_side["right"]) if set(by_side) == {"left", "right"} else None
 
 
-def _arrives(flow: Flow, gradient_of_right: int, backward: Sequence[int]) -> int:
-    """The storage of the gradient that comes to the tasks `backward` from outside of them."""
+def _incoming_gradient(flow: Flow, gradient_of_right: int, backward: Sequence[int]) -> int:
+    """Return the storage of the gradient that `backward` reads from outside."""
     task, place = gradient_of_right, 1
     while (maker := flow.makers[task][place]) in backward:
         task, place = maker, 0

@@ -1,11 +1,10 @@
-"""What autocast would do to a recorded step: an interpretation of its calls in other dtypes.
+"""Interpretation of a recorded step under autocast.
 
-Autocast changes no code, it intercepts operators: some run in the lower precision and get their
-inputs cast, some insist on float32, a few take the widest of their inputs; all others follow what
-they are given. Walking the recorded calls in order with the dtype each storage *would* have gives
-the calls of the step under autocast, and the casts in between. The backward pass mirrors the
-forward: an operator whose inputs were cast gets the casts' copies back as saved tensors, and its
-gradients are cast back.
+Autocast intercepts operators: some run in the lower precision with cast inputs, some require
+float32, a few use the widest dtype of their inputs; all others use their input dtypes. Interpreting
+the recorded calls in order, with the dtype that each storage *would* have, yields the calls of the
+step under autocast and the casts. The backward pass mirrors the forward: an operator whose inputs
+were cast reads the copies as saved tensors, and its gradients are cast back.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from slipstream.techniques._autocast_operators import Category, category
 
 _FULL = "float32"
 ROOT = "model"
-"""What a capture calls the workload's own module; a loss module has its class's name."""
+"""Name of the workload's module in a recording; a loss module has the name of its class."""
 
-# Outputs that stay in float32 whatever the first input's dtype: statistics, and gradients of
-# weights that are float32 themselves. (operator: indices of the outputs)
+# Outputs that are float32 for any input dtype: statistics, and gradients of float32 weights, as
+# indices of outputs by operator.
 _FULL_OUTPUTS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": (1,),
     "aten::native_layer_norm": (1, 2),
@@ -39,22 +38,22 @@ _FULL_OUTPUTS = {
     "aten::native_batch_norm_backward": (1, 2),
     "aten::mkldnn_rnn_layer_backward": (0, 1, 2, 3, 4, 5, 6),
 }
-# Operators told the dtype of their result by an argument. (operator: index of the argument)
+# Operators with an argument for the dtype of the result: its index by operator.
 _DTYPE_ARGUMENT = {"aten::_softmax_backward_data": 3, "aten::_log_softmax_backward_data": 3}
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
 @dataclass(frozen=True)
 class Casts:
-    """The casts of a plan in columns; few calls stand for many casts.
+    """Casts of a plan in columns; many casts share a call.
 
     Attributes:
-        task: int64 [k], beside which task.
-        before: bool [k], before it or after it.
-        call: int64 [k], an index in `calls`.
-        storage: int64 [k], what is copied.
-        replaces: bool [k], whether the copy stands in for it from then on.
-        calls: each once, in the order in which they come first.
+        task: int64 [k], the task next to it.
+        before: bool [k], whether it runs before that task, not after it.
+        call: int64 [k], index into `calls`.
+        storage: int64 [k], storage that is copied.
+        replaces: bool [k], whether the copy replaces the storage from then on.
+        calls: distinct calls in order of first use.
     """
 
     task: NDArray[np.int64]
@@ -66,7 +65,7 @@ class Casts:
 
 
 class Cast(NamedTuple):
-    """One cast of a plan: a row of `Casts`."""
+    """A cast of a plan: a row of `Casts`."""
 
     task: int
     before: bool
@@ -77,13 +76,13 @@ class Cast(NamedTuple):
 
 @dataclass(eq=False)
 class AutocastPlan:
-    """The calls a step would make under autocast.
+    """Calls of a step under autocast.
 
     Attributes:
-        changed: by task: the call in its new dtypes.
-        casts: in program order.
-        lowered: how many operators run in the lower precision.
-        through: by task: storages of which it reads a copy in another dtype.
+        changed: call in its new dtypes, by task.
+        casts: casts in program order.
+        lowered: number of operators in the lower precision.
+        through: storages of which a task reads a copy in another dtype, by task.
     """
 
     changed: dict[int, Call] = field(default_factory=dict)
@@ -93,35 +92,35 @@ class AutocastPlan:
 
     @cached_property
     def table(self) -> Casts:
-        """The casts, once the plan is complete."""
-        # A plan has one object for all casts that are alike.
-        distinct = {id(one.call): one.call for one in self.casts}
+        """Columns of the casts of a complete plan."""
+        # Equal casts of a plan share one object.
+        distinct = {id(row.call): row.call for row in self.casts}
         numbers = {identity: number for number, identity in enumerate(distinct)}
         return Casts(
-            np.array([one.task for one in self.casts], np.int64),
-            np.array([one.before for one in self.casts], bool),
-            np.array([numbers[id(one.call)] for one in self.casts], np.int64),
-            np.array([one.storage for one in self.casts], np.int64),
-            np.array([one.replaces for one in self.casts], bool),
+            np.array([row.task for row in self.casts], np.int64),
+            np.array([row.before for row in self.casts], bool),
+            np.array([numbers[id(row.call)] for row in self.casts], np.int64),
+            np.array([row.storage for row in self.casts], np.int64),
+            np.array([row.replaces for row in self.casts], bool),
             tuple(distinct.values()),
         )
 
 
 @kept
 def plan(graph: Graph, dtype: str, device: str = "cpu") -> AutocastPlan:
-    """How `graph` would run with the root module's forward under autocast to `dtype`."""
+    """Return the plan of `graph` with the root module's forward under autocast to `dtype`."""
     return _Interpreter(graph, dtype, device).run()
 
 
 @dataclass
 class _Node:
-    """What the backward pass needs to know of a forward operator.
+    """A forward operator, as the backward pass needs it.
 
     Attributes:
-        value: which value it returned; views of it are the same value.
-        low: whether that value, and so its gradient, is in the lower precision.
-        seen: by storage: the dtype in which the operator saw an input.
-        cast: inputs it got as copies in the lower precision; their gradients are cast back.
+        value: identity of its result; views of it have the same.
+        low: whether the result, and so its gradient, is in the lower precision.
+        seen: dtype in which the operator read an input, by storage.
+        cast: inputs that it read as copies in the lower precision; their gradients are cast back.
     """
 
     value: int
@@ -132,11 +131,11 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Form:
-    """A recorded call, as often as it is made.
+    """A recorded call, shared by all tasks that make it.
 
     Attributes:
-        dtypes: of its inputs.
-        writes: whether it says that it writes its inputs.
+        dtypes: dtypes of its inputs.
+        writes: whether its schema declares that it writes inputs.
     """
 
     call: Call
@@ -146,7 +145,7 @@ class _Form:
 
     @classmethod
     def of(cls, call: Call) -> _Form:
-        """That of `call`."""
+        """Return the form of `call`."""
         return cls(call, call.name, [spec.dtype for spec in call.inputs], "!" in call.op)
 
 
@@ -162,31 +161,31 @@ class _Interpreter:
         self._views: list[bool] = flow_of(graph).views.tolist()
         in_model = np.array([text.partition(".")[0] == ROOT for text in graph.strings])
         self._inside = in_model[graph.tasks.module]
-        # What autograd's engine does outside of an operator.
+        # Work of autograd's engine outside of operators.
         self._engines = [text.split("/")[-1].startswith(_ENGINE) for text in graph.strings]
         self._rules: dict[tuple[int, str], Category | None] = {}
-        """By scope and operator: what autocast does there."""
+        """Category by scope and operator."""
         self._casts: dict[tuple[int, str], Call] = {}
-        """By tensor's identity and dtype: one object for casts that are alike."""
+        """Casts by tensor's identity and dtype; equal casts share one object."""
         self._lower_specs: dict[int, TensorSpec] = {}
         self._changes: dict[tuple[int, tuple[str, ...], tuple[str, ...]], Call] = {}
-        """By number of a call and its dtypes: what it becomes."""
+        """Changed calls by number of the call and dtypes."""
         self._parameters = set(graph.parameters.tolist())
         self._cached: set[int] = set()
-        # A storage's number is used again once it is freed, so that all that is known of one is
-        # forgotten when an operator makes a new tensor there.
+        # Storage numbers are reused once freed, so the state of a storage is reset when an operator
+        # creates a new tensor in it.
         self._lowered: set[int] = set()
-        """Storages that would hold the lower precision though float32 was recorded."""
+        """Storages in the lower precision that were recorded in float32."""
         self._maker: dict[int, int] = {}
-        """By storage: the forward task that made it."""
+        """Forward task that created a storage."""
         self._gradients: dict[int, int] = {}
-        """By storage made in the backward pass: autograd's number of the operator it is from."""
+        """Autograd's number of the operator whose backward created a storage."""
         self._narrowed: dict[int, set[int]] = {}
-        """By storage of a float32 gradient: the values for which a low copy of it exists."""
+        """Values for which a low copy of a float32 gradient exists, by its storage."""
         self._nodes: dict[int, _Node] = {}
-        """By autograd's number: the forward operator."""
+        """Forward operators by autograd's number."""
         self._differentiable = set(self._parameters)
-        """Storages that parameters have gone into."""
+        """Storages that depend on parameters."""
 
     def run(self) -> AutocastPlan:
         graph = self._graph
@@ -203,7 +202,7 @@ class _Interpreter:
             call = form.call
             middle = starts[t] + len(form.dtypes)
             if starts[t + 1] != middle + len(call.outputs):
-                continue  # put in by another technique: nothing is known of its tensors
+                continue  # inserted by another technique, with unknown tensors
             inputs, outputs = operands[starts[t] : middle], operands[middle : starts[t + 1]]
             if phase == backward:
                 self._backward(t, form, inputs, outputs)
@@ -215,7 +214,7 @@ class _Interpreter:
         return self._plan
 
     def _return_output(self) -> None:
-        """The output of a model whose step ends with it becomes float32 too."""
+        """Cast the model's output to float32 if the step ends with it."""
         forward = np.flatnonzero(self._inside).tolist()
         call = self._graph.tasks.call[forward[-1]] if forward else -1
         if call < 0 or (self._graph.tasks.phase == StepPhase.BACKWARD).any():
@@ -239,7 +238,7 @@ class _Interpreter:
         cast_in: list[TensorSpec] = []
         view = self._views[t]
         if view:
-            # Costs the same in every dtype; the copy it looks at is made where it is used.
+            # The cost does not depend on the dtype; the copy is made by the operator that uses it.
             rule = None
         elif rule == "lower":
             for spec, storage, dtype in zip(call.inputs, inputs, dtypes, strict=True):
@@ -267,8 +266,8 @@ class _Interpreter:
                 self._differentiable.add(storage)
         sequence = self._sequences[t]
         if sequence >= 0 and outputs:
-            # Operators that autograd does not follow carry the number of the next one that it
-            # does: the last one with a number is the one it belongs to.
+            # Operators that autograd does not track have the number of the next one that it tracks,
+            # so a number belongs to the last operator that has it.
             self._nodes[sequence] = _Node(
                 value=self._maker.get(outputs[0], -1),
                 low=outputs[0] in self._lowered,
@@ -277,7 +276,7 @@ class _Interpreter:
             )
 
     def _outside(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
-        """Not under autocast: the model's outputs arrive as float32, each cast once."""
+        """Handle a task outside of autocast, which reads the model's outputs cast to float32."""
         for spec, storage in zip(call.inputs, inputs, strict=True):
             if storage in self._lowered and spec.dtype == _FULL:
                 self._replace(t, spec, storage, before=True)
@@ -289,7 +288,7 @@ class _Interpreter:
         dtypes = self._dtypes(form, inputs)
         if node is not None:
             dtypes = list(dtypes)
-            # What autograd's engine adds up outside of an operator is the next one's gradient.
+            # A sum by autograd's engine outside of operators is the gradient of the next one.
             sums_up = self._engines[self._scopes[t]] and len(inputs) > 1
             for i, (spec, storage) in enumerate(zip(call.inputs, inputs, strict=True)):
                 if spec.dtype != _FULL or self._gradients.get(storage) == sequence:
@@ -299,8 +298,8 @@ class _Interpreter:
                 elif node.low and dtypes[i] == _FULL:
                     copies = self._narrowed.setdefault(storage, set())
                     if node.value not in copies and not sums_up:
-                        # The gradient comes from a float32 consumer of a value in lower
-                        # precision; autograd casts it on the way.
+                        # A float32 operator that read a value in the lower precision produced the
+                        # gradient; autograd casts it.
                         self._cast(t, spec, self._low, storage, before=True)
                         copies.add(node.value)
                     if node.value in copies:
@@ -316,13 +315,13 @@ class _Interpreter:
             self._gradients[storage] = sequence
             if node is None or not node.cast or spec.dtype != _FULL or not lower:
                 continue
-            # Gradients of what was cast on the way in are cast back on the way out.
-            same = next((one for one in node.cast if one.numel == spec.numel), None)
+            # Gradients of cast inputs are cast back.
+            same = next((source for source in node.cast if source.numel == spec.numel), None)
             if same is None:
                 continue
             node.cast.remove(same)
             if storage not in self._lowered:
-                # An operator that gives float32 all the same: it must match the copy first.
+                # A gradient that is float32 regardless is first cast to the copy's dtype.
                 self._cast(t, spec, self._low, storage, before=False)
             self._replace(t, spec, storage, before=False)
 
@@ -349,12 +348,12 @@ class _Interpreter:
         return self._lower_specs[id(spec)]
 
     def _replace(self, t: int, spec: TensorSpec, storage: int, *, before: bool) -> None:
-        """From here on a float32 copy stands for what `storage` holds in the lower precision."""
+        """Replace the lower-precision content of `storage` by a float32 copy from here."""
         self._cast(t, self._lower(spec), _FULL, storage, before=before, replaces=True)
         self._lowered.discard(storage)
 
     def _forget(self, inputs: list[int], outputs: list[int]) -> None:
-        """New tensors lie in `outputs`, but for those that were `inputs` already."""
+        """Reset the state of storages in `outputs` that are not in `inputs`."""
         for storage in set(outputs).difference(inputs):
             self._lowered.discard(storage)
             self._maker.pop(storage, None)
@@ -365,7 +364,7 @@ class _Interpreter:
     def _change(
         self, t: int, form: _Form, dtypes: list[str], inputs: list[int], outputs: list[int]
     ) -> None:
-        """Note the call's new dtypes, and what its fresh outputs would hold."""
+        """Record the call's new dtypes, and those of its new outputs."""
         held, call = self._dtypes(form, inputs), form.call
         if dtypes == held == form.dtypes:
             return
@@ -379,7 +378,7 @@ class _Interpreter:
             for i, spec in enumerate(call.outputs)
         ]
         for storage, result in zip(outputs, results, strict=True):
-            # In place, the storage keeps its dtype.
+            # An in-place operator does not change the dtype of its storage.
             if storage not in inputs and result == self._low:
                 self._lowered.add(storage)
         if dtypes != form.dtypes:
@@ -398,13 +397,13 @@ class _Interpreter:
         return replace(changed, arguments=tuple(arguments))
 
     def _follows(self, form: _Form, dtypes: list[str]) -> bool:
-        """Whether an operator given `dtypes` returns the lower precision."""
+        """Whether an operator with inputs of `dtypes` returns the lower precision."""
         if self._low not in dtypes:
             return False
         if "norm" in form.name or "scaled_dot_product" in form.name:
-            # They keep statistics or weights in float32 beside.
+            # Statistics and weights are float32 regardless.
             return dtypes[0] == self._low
-        # Type promotion: tensors with dimensions outrank scalars.
+        # Type promotion: tensors with dimensions have priority over scalars.
         shaped = [
             dtype
             for spec, dtype in zip(form.call.inputs, dtypes, strict=True)

@@ -1,7 +1,7 @@
-"""Activation checkpointing: forget what a block computed, and compute it again for its gradient.
+"""Activation checkpointing: drop activations of a block and recompute them for its gradient.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv 1604.06174);
-in PyTorch ``torch.utils.checkpoint`` without reentrance.
+in PyTorch ``torch.utils.checkpoint`` with ``use_reentrant=False``.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from slipstream.techniques._recomputation import Blocks, edit_memory, find_block
 from slipstream.workload import BuiltWorkload, Workload
 
 _ROOT = "model"
-# They only hold others, and are not what repeats.
+# Containers are not repeated blocks.
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
-# How cold the caches are in which its Python runs differs from model to model.
+# The cache misses of its Python code differ between models.
 _SPREAD = 0.25
 
 
 @dataclass(frozen=True)
 class Checkpointing(Choosing):
-    """Keep only the inputs of some modules; run their forward again in the backward pass.
+    """Save only the inputs of some modules, and recompute their forward in the backward pass.
 
-    By default those are the repeated blocks of a network: siblings of one class that have
-    submodules, as a transformer's layers. ``only`` and ``except`` choose by qualified name.
+    The default is the repeated blocks of a network: siblings of the same class with submodules,
+    such as a transformer's layers. ``only`` and ``except`` select by qualified name.
     """
 
     only: str | None = None
     except_: str | None = None
 
     name: ClassVar[str] = "checkpointing"
-    # What is computed again is what the precision techniques have made of it.
+    # Recomputation runs in the precision that precision techniques choose.
     traits: ClassVar[Traits] = Traits(
         stage=Stage.PRECISION + 5, conflicts=frozenset({"compile", "cuda_graphs"})
     )
@@ -51,7 +51,7 @@ class Checkpointing(Choosing):
         return super().__str__().replace(":none,", ":").removesuffix(":none")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why there is nothing to compute again."""
+        """Return why there is nothing to recompute; None if there is."""
         if not (graph.tasks.phase == StepPhase.BACKWARD).any():
             return "the step has no backward pass"
         if (reason := already_compiled(graph)) is not None:
@@ -69,11 +69,11 @@ class Checkpointing(Choosing):
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """What checkpointing itself costs a block that saves so many tensors."""
+        """Return the overhead of checkpointing for each number of saved tensors of a block."""
         return [_overhead(saved) for saved in dict.fromkeys(self._blocks(graph).saved.tolist())]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Before a block's backward, its forward again; what it saved lives from there on."""
+        """Repeat a block's forward before its backward, and allocate saved tensors from there."""
         edit = Editor(graph, str(self))
         blocks = self._blocks(graph)
         count = int(blocks.again.sum())
@@ -81,17 +81,17 @@ class Checkpointing(Choosing):
         places = np.empty(len(blocks.task), np.int64)
         places[blocks.again] = np.arange(count)
         distinct_saved, which = np.unique(blocks.saved, return_inverse=True)
-        took_ns, code, _ = price_columns(
+        overhead_ns, provenance, _ = price_columns(
             [price(context.durations, _overhead(saved), 0.0) for saved in distinct_saved.tolist()]
         )
-        for together in _apart(blocks):
-            chosen = np.flatnonzero(together)
+        for group in _groups(blocks):
+            chosen = np.flatnonzero(group)
             edit.insert_all(
-                blocks.resume[chosen], "checkpoint", took_ns[which[chosen]],
-                code[which[chosen]],
+                blocks.resume[chosen], "checkpoint", overhead_ns[which[chosen]],
+                provenance[which[chosen]],
                 before=True, spread=_SPREAD, kind=Kind.HOST,
             )  # fmt: skip
-            again = np.flatnonzero(together[blocks.of] & blocks.again)
+            again = np.flatnonzero(group[blocks.of] & blocks.again)
             where = blocks.resume[blocks.of[again]]
             handles[places[again]] = edit.repeat(blocks.task[again], where, before=True)
         edit_memory(edit, graph, self._modules(graph), handles)
@@ -111,18 +111,18 @@ class Checkpointing(Choosing):
         chosen = self._choose({name: type(module).__name__ for name, module in modules.items()})
         if not chosen:
             raise WorkloadError(
-                "no module to checkpoint", remedy="choose some: checkpointing:only=blocks.*"
+                "no module to checkpoint", remedy="select modules: checkpointing:only=blocks.*"
             )
         for name in chosen:
             modules[name].forward = _checkpointed(modules[name].forward)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """``checkpoint`` where the model's own forward calls its repeated blocks."""
+        """Return the edit of the model's forward that checkpoints its repeated blocks."""
 
         def edit(where: Places) -> Source:
             if self.only is not None or self.except_ is not None:
                 raise where.source.not_placed(
-                    "the source does not tell which modules those globs choose"
+                    "the source does not determine which modules the patterns select"
                 )
             return checkpoint_blocks(where)
 
@@ -130,7 +130,7 @@ class Checkpointing(Choosing):
             workload,
             edit,
             by_hand="from torch.utils.checkpoint import checkpoint\n"
-            "x = checkpoint(block, x, use_reentrant=False)  # in place of x = block(x)",
+            "x = checkpoint(block, x, use_reentrant=False)  # instead of x = block(x)",
             note="without gradients, checkpoint only calls the block",
             technique=self,
         )
@@ -142,19 +142,19 @@ class Checkpointing(Choosing):
         return tuple(self._choose(graph.meta.get("modules") or {}))
 
     def _choose(self, classes: Mapping[str, str]) -> list[str]:
-        """Names of the outermost modules to checkpoint, by their classes."""
+        """Return the names of the outermost modules to checkpoint, given classes by name."""
         selection = self.selection
         parts = _repeated(classes) if self.only is None else set(classes) - {_ROOT}
-        wanted = {name for name in parts if name.removeprefix(f"{_ROOT}.") in selection}
+        selected = {name for name in parts if name.removeprefix(f"{_ROOT}.") in selection}
         return [
             name
             for name in classes
-            if name in wanted and not any(name.startswith(f"{one}.") for one in wanted)
+            if name in selected and not any(name.startswith(f"{outer}.") for outer in selected)
         ]
 
 
 def _repeated(classes: Mapping[str, str]) -> set[str]:
-    """Siblings of one class that have submodules."""
+    """Return siblings of the same class with submodules."""
     parents = {name.rpartition(".")[0] for name in classes}
     families: dict[tuple[str, str], list[str]] = {}
     for name, kind in classes.items():
@@ -163,8 +163,8 @@ def _repeated(classes: Mapping[str, str]) -> set[str]:
     return {name for family in families.values() if len(family) > 1 for name in family}
 
 
-def _apart(blocks: Blocks) -> list[NDArray[np.bool_]]:
-    """Which blocks, in groups of which no two run again at one place."""
+def _groups(blocks: Blocks) -> list[NDArray[np.bool_]]:
+    """Group blocks so that no two of a group are recomputed before the same task."""
     order = np.argsort(blocks.resume, kind="stable")
     resume = blocks.resume[order]
     before = np.arange(len(order)) - np.searchsorted(resume, resume)
@@ -178,7 +178,7 @@ def _overhead(saved: int) -> Call:
 
 
 def _checkpointed(forward: Any) -> Any:
-    """`forward`, keeping only its inputs where gradients are wanted."""
+    """Return `forward` with checkpointing if gradients are enabled."""
     import functools
 
     import torch

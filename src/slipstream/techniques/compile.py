@@ -1,5 +1,4 @@
-"""torch.compile: the model's operators in a few compiled functions, fused where that saves memory
-traffic.
+"""torch.compile: a few compiled functions of the model's operators, fused to save memory traffic.
 
 Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode
 Transformation and Graph Compilation", ASPLOS 2024; ``torch.compile`` with its Inductor backend.
@@ -32,14 +31,14 @@ from slipstream.techniques._baseline import is_compiled
 from slipstream.units import format_duration
 from slipstream.workload import BuiltWorkload, Workload
 
-# Where other techniques changed the operators that a region was compiled from.
+# If other techniques changed the operators of a compiled region.
 _SCALED_SPREAD = 0.15
 _UNCHANGED = 1e-6
 
 
 @dataclass(frozen=True)
 class Compile(TechniqueSettings):
-    """Compile the model; ``mode`` is that of ``torch.compile``, with underscores."""
+    """Compile the model; ``mode`` is the mode of ``torch.compile``, with underscores."""
 
     mode: Literal["default", "reduce_overhead", "max_autotune"] = "default"
 
@@ -50,7 +49,7 @@ class Compile(TechniqueSettings):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why the compiled step is not known or not possible."""
+        """Return why the compiled step is unknown or impossible; None if it is known."""
         if self.mode == "reduce_overhead":
             return "reduce_overhead saves launches of GPU kernels; on a CPU it is compile:default"
         if is_compiled(graph):
@@ -66,7 +65,7 @@ class Compile(TechniqueSettings):
         return None
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """The model's tasks make way for the compiled regions and what calling them costs."""
+        """Replace the model's tasks by the compiled regions and the overhead of their calls."""
         recorded: Any = graph.meta["regions"]
         covered = covered_tasks(graph, {(module, name) for module, name in recorded["stays"]})
         passes = repeats(graph, covered["forward"]) // recorded["repeats"]
@@ -99,34 +98,34 @@ class Compile(TechniqueSettings):
             if graph.samples and recorded["samples"] and passes:
                 share = graph.samples / recorded["samples"] / passes
             self._save(edit, recorded, share, handles)
-        return edit.apply(_words(recorded, sum(map(len, covered.values()))))
+        return edit.apply(_description(recorded, sum(map(len, covered.values()))))
 
     @staticmethod
     def _save(
         edit: Editor, recorded: dict[str, Any], share: float, handles: dict[str, list[int]]
     ) -> None:
-        """Let each forward region keep what its backward needs, for `share` of the samples."""
+        """Allocate what each forward region saves for its backward, scaled by `share`."""
         if not handles.get("forward") or not handles.get("backward"):
             return
         regions = [region for region in recorded["regions"] if region["phase"] == "forward"]
         for handle, region in zip(handles["forward"], regions, strict=True):
-            # Compiled backward functions run in reverse; the first one's is the last to free.
+            # Compiled backward functions run in reverse; the last one frees the tensors.
             edit.allocate(
                 round(region["saved_bytes"] * share), Role.ACTIVATION, handle,
                 handles["backward"][-1],
             )  # fmt: skip
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Let every call of the model go through torch.compile; it compiles in the first step.
+        """Compile the model with torch.compile; compilation runs in the first step.
 
         Raises:
-            WorkloadError: the step hides its model, or the model is compiled already.
+            WorkloadError: the step hides its model, or the model is already compiled.
         """
         built.need_model(self.name)
         use_compiled(built.model, mode=self._mode)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """One line after the model is made."""
+        """Return a line after the model is constructed."""
         mode = "" if self.mode == "default" else f', mode="{self._mode}"'
 
         def edit(where: Places) -> Source:
@@ -144,26 +143,26 @@ class Compile(TechniqueSettings):
 
 
 def _factor(graph: Graph, tasks: NDArray[np.int64], recorded_ns: float) -> float:
-    """How much more work than when it was recorded the covered tasks are, after earlier edits."""
+    """Return the ratio of the covered tasks' time, after earlier edits, to the recorded one."""
     if not recorded_ns:
         return 1.0
     factor = float(graph.tasks.duration_ns[tasks].sum()) / recorded_ns
     return 1.0 if abs(factor - 1) < _UNCHANGED else factor
 
 
-def _words(recorded: dict[str, Any], removed: int) -> str:
-    """What becomes of the step, and when compiling has paid for itself."""
+def _description(recorded: dict[str, Any], removed: int) -> str:
+    """Describe the compiled step, and when compilation is amortised."""
     regions, breaks = len(recorded["regions"]), len(recorded["breaks"])
-    what = f"{removed} operators in {regions} compiled region{'s' * (regions != 1)}"
+    description = f"{removed} operators in {regions} compiled region{'s' * (regions != 1)}"
     if breaks:
-        what += f" ({breaks} graph break{'s' * (breaks != 1)})"
-    took = format_duration(recorded["compile_s"] * 1e9)
-    what += f"; compiling took {took} of CPU time" + (
+        description += f" ({breaks} graph break{'s' * (breaks != 1)})"
+    duration = format_duration(recorded["compile_s"] * 1e9)
+    description += f"; compilation took {duration} of CPU time" + (
         " with a warm cache" if recorded["cached"] else ""
     )
     saved_ns = recorded["eager_ns"] - recorded["compiled_ns"]
     if saved_ns <= 0:
-        return what + ", which never pays back here"
+        return description + ", which is never amortised here"
     return (
-        what + f", which pays back after {math.ceil(recorded['compile_s'] * 1e9 / saved_ns)} steps"
+        description + f", amortised after {math.ceil(recorded['compile_s'] * 1e9 / saved_ns)} steps"
     )

@@ -1,7 +1,7 @@
-"""conv_bn_fold: batch norm of an inference folded into the layer before it.
+"""conv_bn_fold: batch norms folded into the preceding layers, for inference.
 
-In eval mode a batch norm multiplies and adds constants, channel by channel; so does the layer
-before it, if its weights are multiplied once and for all.
+In eval mode a batch norm multiplies each channel by a constant and adds another, which can be
+merged into the weights and bias of the layer before it.
 
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference", CVPR 2018, section 3.2; ``torch.nn.utils.fusion``.
@@ -27,7 +27,7 @@ from slipstream.techniques._baseline import already_compiled
 from slipstream.workload import BuiltWorkload, Workload
 
 _NORMS = {"aten::native_batch_norm": 5, "aten::cudnn_batch_norm": 5}
-"""Batch norms by name, with the place of the argument that says whether they train."""
+"""Index of the argument that enables training, by name of the batch norm."""
 _EVALUATED = ("aten::_native_batch_norm_legit_no_training",)
 _ADDMM = (
     "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
@@ -38,7 +38,7 @@ _TRAINS = "batch statistics are needed while training"
 
 @dataclass(frozen=True)
 class ConvBnFold(Choosing):
-    """Inference with every batch norm that follows a convolution or linear layer folded into it.
+    """Folding of every batch norm that follows a convolution or linear layer, for inference.
 
     Attributes:
         only, except_: patterns of batch norms' qualified names.
@@ -54,7 +54,7 @@ class ConvBnFold(Choosing):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no batch norm can be folded."""
+        """Return why no batch norm can be folded; None if one can."""
         if (reason := already_compiled(graph)) is not None:
             return reason
         norms = [call for call in graph.calls if call.name in (*_NORMS, *_EVALUATED)]
@@ -66,15 +66,15 @@ class ConvBnFold(Choosing):
             return f"{_TRAINS}; for inference call model.eval()"
         return self.why_none_of(
             matches(graph, _foldable),
-            "no batch norm follows a convolution or linear layer whose output only it reads",
+            "no batch norm is the only reader of the output of a convolution or linear layer",
         )
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Every layer that gets a bias, without and with it."""
+        """Return every layer that gets a bias, without and with it."""
         return required_timings(graph, _biased(graph, self.chosen(matches(graph, _foldable))))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Take the batch norms out; layers without a bias get one."""
+        """Remove the batch norms, and add a bias to layers without one."""
         folds = self.chosen(matches(graph, _foldable))
         biased = _biased(graph, folds)
         edit = Editor(_rewired(graph, folds, biased), str(self))
@@ -83,11 +83,11 @@ class ConvBnFold(Choosing):
         return edit.apply(f"{len(folds)} batch norms folded, {len(biased)} layers get a bias")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Fold the modules themselves, and see that the outputs stay.
+        """Fold the modules, and check that the outputs are unchanged.
 
         Raises:
             WorkloadError: the step trains or hides its model, nothing can be folded, or the folded
-                model computes something else; then it is left as it was.
+                model computes something else; then the model is restored.
         """
         from torch import nn
 
@@ -101,13 +101,13 @@ class ConvBnFold(Choosing):
         pairs = [
             pair
             for pair in consecutive_pairs(model, built.step, layers, norms)
-            if _why_kept(model, pair.first, pair.second) is None
+            if _why_not_folded(model, pair.first, pair.second) is None
         ]
         if not pairs:
             raise WorkloadError(
                 "no batch norm of the model can be folded",
                 where=_first_reason(model, norms),
-                remedy="fold layers that stand right before a batch norm in eval mode",
+                remedy="a batch norm must directly follow its layer and be in eval mode",
             )
         self.need_some([pair.second for pair in pairs])
         pairs = [pair for pair in pairs if pair.second in self.selection]
@@ -128,9 +128,9 @@ class ConvBnFold(Choosing):
             )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """Torch's own fold before the model is returned, when its weights are loaded."""
+        """Return torch's fold before the model is returned, after its weights are loaded."""
         if not self.selection.everything:
-            return CodeChange("", "fold the modules you mean with torch.nn.utils.fusion, by hand")
+            return CodeChange("", "fold the selected modules by hand, with torch.nn.utils.fusion")
 
         return CodeChange.of(
             workload,
@@ -143,10 +143,10 @@ class ConvBnFold(Choosing):
 
 @dataclass(frozen=True, eq=False)
 class _Fold(Match):
-    """A layer and the batch norm behind it, whose work it takes over.
+    """A layer and the batch norm after it, which is folded into the layer.
 
     Attributes:
-        removed: the tasks of the norm.
+        removed: tasks of the norm.
     """
 
     removed: tuple[int, ...] = ()
@@ -160,7 +160,7 @@ def _evaluates(call: Call) -> bool:
 
 
 def _foldable(flow: Flow) -> Iterator[_Fold]:
-    """Find batch norms in eval mode that alone read what one layer made."""
+    """Find batch norms in eval mode that are the only reader of a layer's output."""
     for layer in matches(flow.graph, layers):
         (task,) = layer.forward
         (*norms,) = flow.behind(task, (*_NORMS, *_EVALUATED)) if layer.weights else ()
@@ -170,7 +170,7 @@ def _foldable(flow: Flow) -> Iterator[_Fold]:
         (norm,) = norms
         view = flow.graph.task(norm)
         if _evaluates(view.known_call):
-            removed = (*_served(flow.graph, norm), norm)
+            removed = (*_preparations(flow.graph, norm), norm)
             module = view.module.partition(".")[2]
             yield _Fold(
                 "norm", module, (task, norm), (), layer.x, layer.y, layer.weights, layer.settings,
@@ -178,22 +178,22 @@ def _foldable(flow: Flow) -> Iterator[_Fold]:
             )  # fmt: skip
 
 
-def _served(graph: Graph, norm: int) -> list[int]:
-    """Tasks right before `norm` that are part of the same batch norm."""
-    tasks, served, t = graph.tasks, [], norm - 1
+def _preparations(graph: Graph, norm: int) -> list[int]:
+    """Return the tasks before `norm` that belong to the same batch norm."""
+    tasks, preparations, t = graph.tasks, [], norm - 1
     while (
         t > 0
         and tasks.scope[t] == tasks.scope[norm]
         and tasks.module[t] == tasks.module[norm]
         and "aten::batch_norm" in graph.task(t).scope
     ):
-        served.append(t)
+        preparations.append(t)
         t -= 1
-    return served
+    return preparations
 
 
 def _biased(graph: Graph, folds: Sequence[_Fold]) -> dict[int, Call]:
-    """By task: the call of a layer that has no bias yet, with one."""
+    """Return the calls of layers without a bias, with one added, by task."""
     changed = {}
     for fold in folds:
         task, output = fold.forward[0], fold.y
@@ -208,9 +208,9 @@ def _biased(graph: Graph, folds: Sequence[_Fold]) -> dict[int, Call]:
 
 
 def _rewired(graph: Graph, folds: Sequence[_Fold], biased: dict[int, Call]) -> Graph:
-    """`graph` with the layers reading the norms' biases and writing what the norms wrote.
+    """Return `graph` with layers that read the norms' biases and write the norms' outputs.
 
-    Techniques that come after see whole calls, and follow the numbers as they do in any step.
+    Later techniques then find consistent calls and storages, as in a recorded step.
     """
     start, changed = graph.operand_start, {}
     for fold in folds:
@@ -221,7 +221,7 @@ def _rewired(graph: Graph, folds: Sequence[_Fold], biased: dict[int, Call]) -> G
         if outputs[0] not in between:
             layer[-1] = outputs[0]
         if task in biased:
-            # A norm without weights has no bias of its own: its running mean stands for it.
+            # The running mean represents the bias of a norm without weights.
             place = 0 if graph.task(task).known_call.name == "aten::mm" else 2
             layer.insert(place, inputs[min(2, len(inputs) - 1)])
         changed[task] = np.array(layer, np.int32)
@@ -244,11 +244,11 @@ def _transposed_layers() -> tuple[type, ...]:
 
 
 def _folded(layer: Any, norm: Any) -> Any:
-    """A copy of `layer` that does the work of `norm` too."""
+    """Return a copy of `layer` with `norm` folded into it."""
     from torch.nn.utils.fusion import fuse_conv_bn_weights
 
     folded = copy.deepcopy(layer)
-    # A linear layer's weight is one of a convolution of width 1.
+    # A linear layer is a convolution of width 1.
     folded.weight, folded.bias = fuse_conv_bn_weights(
         layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps,
         norm.weight, norm.bias, transpose=isinstance(layer, _transposed_layers()),
@@ -256,16 +256,16 @@ def _folded(layer: Any, norm: Any) -> Any:
     return folded
 
 
-def _why_kept(model: Any, layer_name: str, norm_name: str) -> str | None:
-    """None, or why this batch norm is not folded into this layer."""
+def _why_not_folded(model: Any, layer_name: str, norm_name: str) -> str | None:
+    """Return why a batch norm is not folded into a layer; None if it is."""
     layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
     if norm.training or layer.training:
         return f"{norm_name} is in training mode"
     if norm.running_mean is None:
-        return f"{norm_name} keeps no running statistics"
+        return f"{norm_name} has no running statistics"
     for name, module in ((layer_name, layer), (norm_name, norm)):
         if module._forward_hooks or module._forward_pre_hooks:
-            return f"{name} has hooks, which would see something else"
+            return f"{name} has hooks, which folding would affect"
     if getattr(layer, "groups", 1) != 1 and isinstance(layer, _transposed_layers()):
         return f"{layer_name} is transposed and grouped"
     weight = layer.weight
@@ -274,10 +274,10 @@ def _why_kept(model: Any, layer_name: str, norm_name: str) -> str | None:
 
 
 def _first_reason(model: Any, norms: tuple[type, ...]) -> str | None:
-    """What stands in the way of the model's first batch norm, if one module can say."""
+    """Return why the model's first batch norm is not folded."""
     for name, module in model.named_modules():
         if type(module) in norms:
             if module.training:
                 return f"{name} is in training mode"
-            return f"{name}: is it called once, with nothing but a layer's output?"
+            return f"{name} is not called exactly once with the output of a layer"
     return "the model has no batch norm"

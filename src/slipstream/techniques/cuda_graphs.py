@@ -1,7 +1,7 @@
-"""CUDA graphs: the kernels of a pass recorded once, and launched all together from then on.
+"""CUDA graphs: the kernels of a pass, captured once and launched together.
 
-Source: CUDA graphs; ``torch.cuda.make_graphed_callables``. Host work and launches go away, kernels
-stay as they are: a step gains as much as its device waits for its host.
+Source: CUDA graphs; ``torch.cuda.make_graphed_callables``. Host work and launches are removed and
+kernels are unchanged: the gain is the time that the device waits for the host.
 """
 
 from __future__ import annotations
@@ -40,53 +40,56 @@ from slipstream.techniques.gpu import need_gpu, not_on_gpu
 from slipstream.workload import BuiltWorkload, Workload
 
 _LAUNCH = "cudaGraphLaunch"
-# Below, what a graph saves is what replaying it costs: copies of its inputs to where it reads them.
-_FEWEST_LAUNCHES = 10
-# On top of one launch, for each kernel that is launched with it.
+# With fewer launches, a graph saves no more than its replay costs, which copies inputs.
+_MIN_LAUNCHES = 10
+# Added to the launch of a graph, per kernel.
 _ASSUMED_NS_PER_KERNEL = 200.0
 _SPREAD = 0.5
-# Of what is saved: whether each stretch can be captured, only a run can tell.
-_DOUBT = 0.25
+# Uncertain share of the gain, because only a run shows whether a stretch can be captured.
+_UNCERTAIN_SHARE = 0.25
 _PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD)
 
 
 @dataclass(frozen=True)
 class CudaGraphs(TechniqueSettings):
-    """Replay forward and backward from CUDA graphs; the optimizer's step is launched as before."""
+    """Replay forward and backward from CUDA graphs; the optimizer's step is unchanged."""
 
     name: ClassVar[str] = "cuda_graphs"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 1, kernels_only=True)
     effect: ClassVar[Quality] = Quality(QualityKind.EXACT, "the same kernels on the same numbers")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no stretch of the step can be captured."""
+        """Return why no stretch of the step can be captured; None if one can."""
         reason = not_on_gpu(graph, "CUDA graphs exist only on NVIDIA GPUs")
         if reason is not None or _stretches(graph):
             return reason
         if any(name == _LAUNCH for name in graph.texts("name")):
-            return "what can be captured of the step is launched from CUDA graphs already"
+            return "everything that can be captured is already launched from CUDA graphs"
         waits = int((graph.tasks.kind == Kind.WAIT).sum())
         return (
-            f"no {_FEWEST_LAUNCHES} launches of a pass follow one another without one that cannot "
-            f"be captured; the step waits for the GPU {waits} times (.item(), .cpu(), print)"
+            f"no pass has {_MIN_LAUNCHES} consecutive launches that can be captured; "
+            f"the step waits for the GPU {waits} times (.item(), .cpu(), print)"
         )
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """One launch for each stretch of a pass that can be captured; its kernels wait for that."""
-        # The edges are not bridged one task at a time: each stretch becomes one point.
+        """Replace each stretch that can be captured by a launch, on which its kernels depend."""
+        # Edges are not bridged task by task, because each stretch is contracted to one task.
         edit = Editor(replace(graph, edges=Edges.none()), str(self))
         stretches = _stretches(graph)
         owner = np.arange(len(graph))
         launched = 0
-        for first, rest, launches in stretches:
+        for first, removed, launches in stretches:
             launched += launches
-            took = float(graph.tasks.duration_ns[first])
+            launch_ns = float(graph.tasks.duration_ns[first])
             edit.set_duration(
-                first, took + launches * _ASSUMED_NS_PER_KERNEL, Provenance.ASSUMED, spread=_SPREAD
+                first,
+                launch_ns + launches * _ASSUMED_NS_PER_KERNEL,
+                Provenance.ASSUMED,
+                spread=_SPREAD,
             )
-            for task in rest:
+            for task in removed:
                 edit.remove(task)
-            owner[rest] = first
+            owner[removed] = first
         waits = int((graph.tasks.kind == Kind.WAIT).sum())
         edited = edit.apply(
             f"{launched} launches in {len(stretches)} graphs"
@@ -95,21 +98,21 @@ class CudaGraphs(TechniqueSettings):
         strings = StringTable(edited.strings)
         name, gap_ns = edited.tasks.name.copy(), edited.tasks.gap_ns.copy()
         place = np.cumsum(owner == np.arange(len(graph))) - 1
-        for first, rest, _ in stretches:
+        for first, removed, _ in stretches:
             name[place[first]] = strings.add(_LAUNCH)
-            # What the host does between the last launch and what follows is not captured.
-            gap_ns[place[first]] = graph.tasks.gap_ns[rest[-1]]
+            # Host work after the last launch is not captured.
+            gap_ns[place[first]] = graph.tasks.gap_ns[removed[-1]]
         renamed = replace_tasks(edited, name=name, gap_ns=gap_ns)
         edges = _contracted(graph.edges, owner, place)
         after = replace(renamed, strings=strings.freeze(), edges=edges)
         return _uncertain(graph, after, place[[first for first, _, _ in stretches]])
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Have the model's forward and backward captured and replayed.
+        """Capture and replay the model's forward and backward.
 
         Raises:
-            WorkloadError: there is no NVIDIA GPU, the step hides its model, its inputs are named,
-                or it does something that cannot be captured.
+            WorkloadError: there is no NVIDIA GPU, the step hides its model, the inputs are not
+                positional, or the model cannot be captured.
         """
         import torch
 
@@ -125,19 +128,19 @@ class CudaGraphs(TechniqueSettings):
             ) from error
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """The line to write by hand: only you know inputs of the shape that all batches have."""
+        """Return a manual step, because it needs inputs of the shape of all batches."""
         return CodeChange(
             "",
-            "no edit of your file; by hand, with one batch's inputs on the GPU:\n"
+            "add by hand, with the inputs of a batch on the GPU:\n"
             "    model = torch.cuda.make_graphed_callables(model, (inputs,))",
         )
 
 
 def _stretches(graph: Graph) -> list[tuple[int, list[int], int]]:
-    """Of each stretch that can be captured: its first launch, what goes, and the launches in all.
+    """Return the first launch, removed tasks and number of launches of each capturable stretch.
 
-    A stretch is within one pass on one host thread. What waits for the device or for another
-    thread, copies to or from the host and communication end it.
+    A stretch is within a pass on a host thread. It ends at waits for the device or another thread,
+    copies to or from the host, and communication.
     """
     tasks = graph.tasks
     device = np.isin(tasks.kind, (Kind.KERNEL, Kind.COPY, Kind.COMMUNICATION))
@@ -157,9 +160,9 @@ def _stretches(graph: Graph) -> list[tuple[int, list[int], int]]:
             ends = task < 0 or _ends(graph, task, launched.get(task, []))
             moves = bool(stretch) and task >= 0 and tasks.phase[task] != tasks.phase[stretch[0]]
             if (ends or moves or task in resumes) and stretch:
-                if len(launches) >= _FEWEST_LAUNCHES:
-                    rest = [one for one in stretch if launches[0] < one <= launches[-1]]
-                    stretches.append((launches[0], rest, len(launches)))
+                if len(launches) >= _MIN_LAUNCHES:
+                    removed = [other for other in stretch if launches[0] < other <= launches[-1]]
+                    stretches.append((launches[0], removed, len(launches)))
                 stretch, launches = [], []
             if not ends:
                 stretch.append(task)
@@ -169,20 +172,21 @@ def _stretches(graph: Graph) -> list[tuple[int, list[int], int]]:
 
 
 def _uncertain(before: Graph, after: Graph, launches: NDArray[np.int64]) -> Graph:
-    """`after` with a share of the gain as the uncertainty of the graphs' launches."""
+    """Return `after` with a share of the gain as the uncertainty of the graphs' launches."""
     gain = max(replay(before).step_ns - replay(after).step_ns, 0.0)
-    took = float(after.tasks.duration_ns[launches].sum())
+    launch_ns = float(after.tasks.duration_ns[launches].sum())
     spread = after.tasks.spread.copy()
     spread[launches] = np.maximum(
-        spread[launches], common_spread(after, launches.tolist(), _DOUBT * gain / max(took, 1.0))
+        spread[launches],
+        common_spread(after, launches.tolist(), _UNCERTAIN_SHARE * gain / max(launch_ns, 1.0)),
     )
     return replace_tasks(after, spread=spread)
 
 
 def _contracted(edges: Edges, owner: NDArray[np.int64], place: NDArray[np.int64]) -> Edges:
-    """The edges where each task stands for its `owner`, and has the number `place` of that.
+    """Return the edges with each task replaced by its `owner`, renumbered by `place`.
 
-    A launch that waited for a place in the queue behind kernels of its own stretch no longer does.
+    Launches no longer wait for queue space behind kernels of the same stretch.
     """
     source, target = owner[edges.source], owner[edges.target]
     launches = edges.kind == Dependency.LAUNCH
@@ -206,21 +210,21 @@ def _ends(graph: Graph, task: int, launched: Sequence[int]) -> bool:
         return True
     views = map(graph.task, launched)
     return any(
-        one.kind == Kind.COMMUNICATION or one.name.startswith(("Memcpy HtoD", "Memcpy DtoH"))
-        for one in views
+        view.kind == Kind.COMMUNICATION or view.name.startswith(("Memcpy HtoD", "Memcpy DtoH"))
+        for view in views
     )
 
 
 def _inputs(built: BuiltWorkload) -> tuple[Any, ...]:
-    """What the model is called with, by position.
+    """Return the model's positional inputs.
 
     Raises:
-        WorkloadError: it is not known, or given by name.
+        WorkloadError: the inputs are unknown or not positional.
     """
     batch = built.batch
     if built.model is None or batch is None or isinstance(batch, Mapping):
         raise WorkloadError(
-            "cuda_graphs needs the model and its inputs by position",
+            "cuda_graphs needs the model and its positional inputs",
             remedy="return (model, (inputs, targets), loss, optimizer)",
         )
     if built.loss is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:

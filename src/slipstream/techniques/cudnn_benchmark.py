@@ -26,13 +26,13 @@ from slipstream.technique import (
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
 from slipstream.workload import BuiltWorkload, Workload
 
-# Relative. Which algorithms there are for a shape, and how fast they are, cuDNN alone can tell.
+# Relative. Only cuDNN knows the algorithms for a shape and their speed.
 _SPREAD = 0.3
 
 
 @dataclass(frozen=True)
 class CudnnBenchmark(TechniqueSettings):
-    """Choose convolution algorithms by trying them, in place of by rules."""
+    """Choose convolution algorithms by trying them instead of by rules."""
 
     name: ClassVar[str] = "cudnn_benchmark"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, kernels_only=True)
@@ -41,20 +41,20 @@ class CudnnBenchmark(TechniqueSettings):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why there is nothing to try."""
-        reason = not_on_gpu(graph, "cuDNN chooses algorithms only on NVIDIA GPUs")
+        """Return why there is nothing to try; None if there is."""
+        reason = not_on_gpu(graph, "cuDNN runs only on NVIDIA GPUs")
         if reason is None and not len(_convolutions(graph)):
-            reason = "the step has no convolution by cuDNN"
+            reason = "the step has no cuDNN convolution"
         return reason
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """The step as it is: what trying would find is not known; it is uncertain, not faster."""
+        """Widen the uncertainty of convolutions: the result of trying is unknown."""
         chosen = _convolutions(graph)
         spread = common_spread(graph, chosen, _SPREAD)
         edit = Editor(graph, str(self))
         edit.scale(chosen, 1.0, Provenance.ASSUMED, spread=spread)
         return edit.apply(
-            f"{len(chosen)} kernels of convolutions may be others; which, only a run can tell"
+            f"{len(chosen)} kernels of convolutions may change, which only a run shows"
         )
 
     def apply(self, built: BuiltWorkload) -> None:
@@ -69,7 +69,7 @@ class CudnnBenchmark(TechniqueSettings):
         torch.backends.cudnn.benchmark = True
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """The flag, after the imports."""
+        """Return the flag, after the imports."""
         flag = "backends.cudnn.benchmark = True"
         return CodeChange.of(
             workload, lambda where: where.at_top(f"{{torch}}.{flag}"), by_hand=f"torch.{flag}"
@@ -77,5 +77,5 @@ class CudnnBenchmark(TechniqueSettings):
 
 
 def _convolutions(graph: Graph) -> NDArray[np.int64]:
-    """Kernels that an operator of convolution launched."""
+    """Return the kernels that convolutions launched."""
     return kernels(graph, lambda name, scope: "convolution" in scope)

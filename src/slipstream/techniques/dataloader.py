@@ -43,26 +43,26 @@ from slipstream.technique import (
 )
 from slipstream.workload import BuiltWorkload, Workload
 
-# What torch annotates ``__next__`` of its two kinds of loader with.
+# Annotations by torch of ``__next__`` of its two kinds of loader.
 _SINGLE = "enumerate(DataLoader)#_SingleProcess"
 _SEVERAL = "enumerate(DataLoader)#_MultiProcessing"
 _TAKE = "take a batch from a worker"
-# Where a batch's tensors are not known: an ordinary core's rate of touching fresh pages.
+# For batches of unknown tensors: the rate at which a typical core touches new pages.
 _ASSUMED_BYTES_PER_NS = 4.0
 _ASSUMED_TAKE_NS = 200_000.0
-# Workers with a core of their own still share caches and memory with the step.
+# Workers on separate cores still share caches and memory with the step.
 _SPREAD = 0.1
-# Where lanes outnumber cores, who runs when is the system's choice.
+# With more lanes than cores, the system schedules them.
 _CROWDED_SPREAD = 0.4
 _PREPARED = "prepared"
-_KINDS = {True: "given workers", False: "left alone"}
+_KINDS = {True: "given workers", False: "unchanged"}
 _seen: Counter[str] = Counter()
-"""What became of the loaders that this process has made since `DataLoader.prepare`."""
+"""Counts of loaders created since `DataLoader.prepare`, by kind."""
 
 
 @dataclass(frozen=True)
 class DataLoader(TechniqueSettings):
-    """Give every loader that loads in the step's own process this many worker processes."""
+    """Give every loader without workers this number of worker processes."""
 
     workers: int = 2
 
@@ -70,7 +70,7 @@ class DataLoader(TechniqueSettings):
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 4, clock="wall")
     effect: ClassVar[Quality] = Quality(
         QualityKind.SAME_DISTRIBUTION,
-        "the same order of samples; what the dataset draws at random comes from other seeds",
+        "the same order of samples; random numbers of the dataset come from different seeds",
     )
 
     def __post_init__(self) -> None:
@@ -78,27 +78,26 @@ class DataLoader(TechniqueSettings):
             raise InvalidArgumentError("dataloader:workers", f"{self.workers} is less than 1")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why there is no loading to move to workers."""
+        """Return why there is no loading to move to workers; None if there is."""
         if workload is not None and workload.live is not None:
-            return "a loader that exists already gets no workers; name a file.py:function"
+            return "an existing loader cannot get workers; pass a file.py:function"
         scopes = set(graph.texts("scope"))
         if any(scope.startswith(_SEVERAL) for scope in scopes):
             return "its DataLoader has workers already"
         if not any(scope.startswith(_SINGLE) for scope in scopes):
-            return "the step takes its batches from no torch DataLoader"
+            return "the step does not read batches from a torch DataLoader"
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:
-        """Taking a batch of these tensors from a worker that has it ready."""
+        """Return the transfer of a finished batch from a worker."""
         specs = _batch(graph, _loading(graph))
         return [_take(specs)] if specs else []
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Move the loading to lanes of its own, one step ahead; the step takes a batch from there.
+        """Move the loading to separate lanes, one step ahead, from which the step takes a batch.
 
-        Every worker lane does its share of each batch: in the long run that is what `workers`
-        processes with a batch each come to. The step waits where all of them together are slower
-        than the rest of it.
+        Every worker lane loads its share of each batch, which on average equals `workers` processes
+        that each load whole batches. The step waits if all of them together are slower than it.
         """
         loading = _loading(graph)
         edit = Editor(graph, str(self))
@@ -114,16 +113,16 @@ class DataLoader(TechniqueSettings):
         return self._with_workers(edited, graph, loading, taking.nanoseconds)
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Check that `prepare` found a loader: this cannot be put in later.
+        """Check that `prepare` changed a loader, since existing loaders cannot be changed.
 
         Raises:
-            WorkloadError: `prepare` was not called, no loader was made, or none that may have
+            WorkloadError: `prepare` was not called, no loader was created, or none that supports
                 workers.
         """
         if not _seen[_PREPARED]:
             raise WorkloadError(
-                "a DataLoader that exists already gets no workers",
-                remedy="name a script or a file.py:function; it is run with workers from the start",
+                "an existing DataLoader cannot get workers",
+                remedy="pass a script or a file.py:function, so that it starts with workers",
             )
         if _seen[_KINDS[True]]:
             return
@@ -131,18 +130,18 @@ class DataLoader(TechniqueSettings):
             raise WorkloadError(
                 "no DataLoader of this workload can be given workers: "
                 "they have some, or read an IterableDataset, which every worker would repeat",
-                remedy="let the dataset read worker_info, and give num_workers= in the code",
+                remedy="let the dataset read worker_info, and set num_workers= in the code",
             )
         if built.step.__module__ == type(built).__module__:
-            # A step of the user's own may yet make one.
+            # A user-defined step may create one later.
             raise WorkloadError(
-                f"{built.name} has made no torch DataLoader since it was started",
-                remedy="name a script that trains from one, or a file.py:function whose step "
+                f"{built.name} has not created a torch DataLoader since its start",
+                remedy="pass a script that trains from one, or a file.py:function whose step "
                 "takes its batches from one",
             )
 
     def prepare(self) -> None:
-        """Have every loader that the user's code makes from now on use workers."""
+        """Give workers to every loader that the user's code creates from now on."""
         import torch.utils.data
 
         loader: Any = torch.utils.data.DataLoader
@@ -151,7 +150,7 @@ class DataLoader(TechniqueSettings):
         _seen[_PREPARED] = 1
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """``num_workers=N, persistent_workers=True`` where the loader is made."""
+        """Return ``num_workers=N, persistent_workers=True`` at the construction of the loader."""
         return CodeChange.of(
             workload,
             lambda where: where.set_call(
@@ -160,13 +159,13 @@ class DataLoader(TechniqueSettings):
                 persistent_workers="True",
             ),
             by_hand=f"DataLoader(..., num_workers={self.workers}, persistent_workers=True)",
-            note="where processes are spawned (Windows, macOS, Python 3.14), a script has to keep "
-            "what it does under `if __name__ == '__main__':`",
+            note="if processes are spawned (Windows, macOS, Python 3.14), a script must run code "
+            "under `if __name__ == '__main__':`",
             technique=self,
         )
 
     def _taking(self, graph: Graph, loading: NDArray[np.int64], context: Context) -> Price:
-        """What the step itself still does for a batch."""
+        """Return the time that the step needs to take a batch."""
         specs = _batch(graph, loading)
         size = sum(spec.nbytes for spec in specs)
         otherwise_ns = _ASSUMED_TAKE_NS + size / _ASSUMED_BYTES_PER_NS
@@ -177,7 +176,7 @@ class DataLoader(TechniqueSettings):
     def _with_workers(
         self, edited: Graph, graph: Graph, loading: NDArray[np.int64], taking_ns: float
     ) -> Graph:
-        """`edited` with the tasks `loading` of `graph` on lanes of their own behind it."""
+        """Return `edited` with the tasks `loading` of `graph` on separate lanes."""
         n, each, first_lane = len(edited), len(loading), len(edited.lanes)
         stretch, spread = self._crowding(graph, loading, taking_ns)
         order = np.tile(loading, self.workers)
@@ -191,10 +190,10 @@ class DataLoader(TechniqueSettings):
             provenance=np.full(len(order), PROVENANCES.index(Provenance.SIMULATED), np.uint8),
         )
         (take,) = np.flatnonzero(edited.tasks.name == edited.strings.index(_TAKE))
-        # The next step's taking of a batch waits for each worker's last task.
+        # The next step waits for each worker's last task before it takes a batch.
         ends = n + each * np.arange(1, self.workers + 1) - 1
-        alike = np.ones(self.workers)
-        waits = Edges.of(ends, alike * take, alike * Dependency.DATA, alike * 0, alike)
+        ones = np.ones(self.workers)
+        waits = Edges.of(ends, ones * take, ones * Dependency.DATA, ones * 0, ones)
         starts, operands = graph.gathered(order)
         return replace(
             edited,
@@ -210,10 +209,9 @@ class DataLoader(TechniqueSettings):
     def _crowding(
         self, graph: Graph, loading: NDArray[np.int64], taking_ns: float
     ) -> tuple[float, float]:
-        """How much longer loading takes where lanes outnumber cores, and the spread of that.
+        """Return the slow-down of loading if there are more lanes than cores, and its spread.
 
-        In one step the cores can do no more than all of the step's threads and all of the workers
-        ask of them.
+        In a step, the cores run the work of all of the step's threads and all workers.
         """
         threads, cores = int(graph.meta.get("threads", 1)), usable_cores()
         crowded = threads + self.workers > cores or bool(graph.meta.get("contended"))
@@ -227,13 +225,13 @@ class DataLoader(TechniqueSettings):
 
 
 def _loading(graph: Graph) -> NDArray[np.int64]:
-    """Tasks that load data in the step's own process."""
+    """Return the tasks that load data in the process of the step."""
     inside = np.array([text.startswith(_SINGLE) for text in graph.strings])
     return np.flatnonzero(inside[graph.tasks.scope])
 
 
 def _batch(graph: Graph, loading: NDArray[np.int64]) -> tuple[TensorSpec, ...]:
-    """The tensors that loading makes and the rest of the step reads; none where it shows none."""
+    """Return the tensors that loading creates and the rest of the step reads."""
     loaded: set[int] = set()
     for task in loading.tolist():
         loaded.update(graph.task(task).operands[1])
@@ -247,7 +245,7 @@ def _batch(graph: Graph, loading: NDArray[np.int64]) -> tuple[TensorSpec, ...]:
         for spec, storage in zip(call.inputs, inputs, strict=False):
             if storage in loaded:
                 specs.setdefault(storage, spec)
-        # What a number stands for once it is written anew is another tensor.
+        # A storage that is written again contains another tensor.
         loaded.difference_update(set(outputs) - set(specs))
     return tuple(specs.values())
 
@@ -257,22 +255,23 @@ def _take(specs: tuple[TensorSpec, ...]) -> Question:
 
 
 def _with_workers(make: Callable[..., None], workers: int) -> Callable[..., None]:
-    """``DataLoader.__init__`` that gives workers to loaders that may have some and have none."""
+    """Return ``DataLoader.__init__`` that adds workers to loaders that support but lack them."""
     from torch.utils.data import IterableDataset
 
     signature = inspect.signature(make)
 
     @functools.wraps(make)
     def make_parallel(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind_partial(*args, **kwargs).arguments
-        may = not given.get("num_workers") and not isinstance(given["dataset"], IterableDataset)
-        _seen[_KINDS[may]] += 1
-        if may:
-            given["num_workers"] = workers
-            given["persistent_workers"] = True
+        arguments = signature.bind_partial(*args, **kwargs).arguments
+        dataset = arguments["dataset"]
+        eligible = not arguments.get("num_workers") and not isinstance(dataset, IterableDataset)
+        _seen[_KINDS[eligible]] += 1
+        if eligible:
+            arguments["num_workers"] = workers
+            arguments["persistent_workers"] = True
             if sys.platform == "linux" and "fork" in multiprocessing.get_all_start_methods():
-                # A dataset defined in a script cannot be found by a process that starts afresh.
-                given.setdefault("multiprocessing_context", "fork")
-        make(**given)
+                # A spawned process cannot import a dataset that is defined in a script.
+                arguments.setdefault("multiprocessing_context", "fork")
+        make(**arguments)
 
     return make_parallel

@@ -1,7 +1,7 @@
-"""One kernel for the whole weight update, or one per kind of operation, in place of many.
+"""Fused weight update: one kernel, or one per kind of operation, instead of many.
 
 Source: NVIDIA Apex's FusedAdam; in PyTorch the ``fused`` and ``foreach`` flags of its optimizers.
-Modelled as in Daydream (Zhu et al., ATC 2020, section 5.2): the update's tasks make way for one.
+Modelled as in Daydream (Zhu et al., ATC 2020, section 5.2): one task replaces the update's tasks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FusedOptimizer(TechniqueSettings):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why this optimizer cannot be fused."""
+        """Return why this optimizer cannot be fused; None if it can."""
         described: Any = graph.meta.get("optimizer")
         if not described and (graph.tasks.phase == StepPhase.OPTIMIZER).any():
             return "the step hides its optimizer; return (model, batch, loss, optimizer)"
@@ -69,30 +69,30 @@ class FusedOptimizer(TechniqueSettings):
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """The whole update as it is, and fused."""
+        """Return the whole update, as recorded and fused."""
         return [_update(graph, {}), _update(graph, self._flags())]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """One task in place of the update's, as long as the micro-benchmark of a whole update."""
+        """Replace the update's tasks by one with the micro-benchmarked duration of the update."""
         tasks = update_tasks(graph)
         before = float(graph.tasks.duration_ns[tasks].sum() + graph.tasks.gap_ns[tasks].sum())
-        now, then = self.required_timings(graph)
-        old, took = context.durations.lookup(now), price(context.durations, then, before)
-        # Fused it works in place on what is there: as fast alone as in the step. In batches it
-        # allocates temporaries as the loop does, at a cost that depends on the rest of the step;
-        # the ratio carries that over.
+        recorded, fused = self.required_timings(graph)
+        old, cost = context.durations.lookup(recorded), price(context.durations, fused, before)
+        # The fused kernel works in place, so it is as fast alone as in the step. foreach allocates
+        # temporaries like the loop, at a cost that depends on the rest of the step, which the
+        # ratio accounts for.
         if old is None or not old.nanoseconds:
-            took = Price(before, UNKNOWN_SPREAD, Provenance.ASSUMED)
-        elif self.kind == "foreach" and took.provenance is not Provenance.ASSUMED:
-            spread = math.hypot(old.spread, took.spread)
-            took = replace(took.at(before / old.nanoseconds), spread=spread)
+            cost = Price(before, UNKNOWN_SPREAD, Provenance.ASSUMED)
+        elif self.kind == "foreach" and cost.provenance is not Provenance.ASSUMED:
+            spread = math.hypot(old.spread, cost.spread)
+            cost = replace(cost.at(before / old.nanoseconds), spread=spread)
         edit = Editor(graph, str(self))
         edit.remove(tasks)
-        update = edit.put(int(tasks[-1]), then, took, name=f"{self.kind} update")
+        update = edit.put(int(tasks[-1]), fused, cost, name=f"{self.kind} update")
         if len(graph.memory):
-            # The fused kernel works in place; foreach holds a temporary for all at once.
-            known = context.durations.lookup(then)
-            nbytes = 0 if self.kind == "fused" else _foreach_bytes(then, known)
+            # foreach holds a temporary for all parameters.
+            measured = context.durations.lookup(fused)
+            nbytes = 0 if self.kind == "fused" else _foreach_bytes(fused, measured)
             edit.allocate(nbytes, Role.TEMPORARY, update, update)
         return edit.apply(f"{len(tasks)} operators of the update in one")
 
@@ -100,28 +100,28 @@ class FusedOptimizer(TechniqueSettings):
         """Set the flag on every parameter group.
 
         Raises:
-            WorkloadError: there is no optimizer, or it has no such form.
+            WorkloadError: there is no optimizer, or torch has no such form of it.
         """
         if built.optimizer is None:
             raise WorkloadError(
-                "fused_optimizer needs the optimizer, and this workload has or shows none",
+                "fused_optimizer needs the optimizer, but this workload has none or hides it",
                 remedy="return (model, batch, loss, optimizer)",
             )
         kind = type(built.optimizer).__name__
         if kind not in self._classes():
-            raise WorkloadError(f"there is no {self.kind} form of {kind}")
+            raise WorkloadError(f"torch has no {self.kind} form of {kind}")
         for optimizer in (built.optimizer, *built.other_optimizers):
             for group in optimizer.param_groups:
                 group.update(self._flags())
 
     def already(self, built: BuiltWorkload) -> str | None:
-        """Return why the optimizer needs no flag, or None."""
+        """Return why the optimizer needs no flag; None if it does."""
         optimizers = [] if built.optimizer is None else [built.optimizer, *built.other_optimizers]
-        reasons = {self._has(group) for each in optimizers for group in each.param_groups}
+        reasons = {self._has(group) for optimizer in optimizers for group in optimizer.param_groups}
         return reasons.pop() if len(reasons) == 1 else None
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """``fused=True`` (or ``foreach=True``) where the optimizers are made."""
+        """Return ``fused=True`` (or ``foreach=True``) at the construction of the optimizers."""
         return CodeChange.of(workload, self._edit, by_hand=self._by_hand, technique=self)
 
     def _edit(self, where: Places) -> Source:
@@ -132,17 +132,17 @@ class FusedOptimizer(TechniqueSettings):
                 f"torch has no {self.kind} form of {first.kind or 'this optimizer'}", first.call
             )
         for site in sites:
-            # The two exclude each other; the unwanted flag is written only where it was before.
+            # The flags exclude each other; the other one is only written if it is present.
             arguments = {keyword.arg for keyword in site.call.keywords}
             flags = {k: str(v) for k, v in self._flags().items() if v or k in arguments}
             with contextlib.suppress(AlreadyThereError):
                 source = source.set_keywords(site.call, **flags)
         if source is where.source:
-            raise source.already_there(f"{self.kind}=True is there", sites[0].call)
+            raise source.already_there(f"{self.kind}=True is already set", sites[0].call)
         return source
 
     def _by_hand(self, where: Places) -> str:
-        """Return the lines that make the script's optimizers with the flag, or a general one."""
+        """Return lines that construct the script's optimizers with the flag, or an example."""
         sites = []
         with contextlib.suppress(NotPlacedError):
             sites = self._sites(where)
@@ -156,14 +156,14 @@ class FusedOptimizer(TechniqueSettings):
         )
 
     def _sites(self, where: Places) -> list[Optimizer]:
-        """The optimizers of the file whose class has the flag."""
+        """Return the optimizers of the file whose class has the flag."""
         return [site for site in where.optimizers if site.kind in self._classes()]
 
     def _classes(self) -> tuple[str, ...]:
         return _FUSED if self.kind == "fused" else _FOREACH
 
     def _has(self, settings: Mapping[str, Any]) -> str | None:
-        """Return why an optimizer with these settings needs no flag, or None."""
+        """Return why an optimizer with these settings needs no flag; None if it does."""
         if settings.get("fused"):
             return "the optimizer is fused already"
         if self.kind == "foreach" and settings.get("foreach"):
@@ -188,13 +188,13 @@ def _update(graph: Graph, flags: dict[str, bool]) -> Call:
     )
 
 
-def _foreach_bytes(update: Call, known: Answer | None) -> int:
-    """The most temporary memory of a foreach update: as measured, or as torch documents it.
+def _foreach_bytes(update: Call, measured: Answer | None) -> int:
+    """Return the peak temporary memory of a foreach update, measured or as torch documents it.
 
-    That is the parameters once more; it goes by dtype, one after the other.
+    The latter is the size of the parameters of a dtype; dtypes are updated sequentially.
     """
-    if known is not None and known.workspace is not None:
-        return known.workspace
+    if measured is not None and measured.workspace is not None:
+        return measured.workspace
     by_dtype: dict[str, int] = {}
     for spec in update.arguments[2]:
         by_dtype[spec.dtype] = by_dtype.get(spec.dtype, 0) + spec.nbytes

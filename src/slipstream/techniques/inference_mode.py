@@ -1,7 +1,7 @@
-"""inference_mode: an inference step without autograd's book-keeping.
+"""inference_mode: an inference step without the overhead of autograd.
 
-Source: ``torch.inference_mode`` (PyTorch RFC 0011, "InferenceMode"): operators neither make nodes
-of a graph, as under ``torch.no_grad``, nor track views and versions of tensors.
+Source: ``torch.inference_mode`` (PyTorch RFC 0011, "InferenceMode"): operators neither create graph
+nodes, as under ``torch.no_grad``, nor track views and versions of tensors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from slipstream.technique import (
 from slipstream.workload import BuiltWorkload, Workload
 
 _IN_MODE = "slipstream::in_mode()"
-# What is left of an operator at least: its own work is never autograd's.
-_WORK = 0.1
-_ALREADY = "the step runs under inference_mode already"
+# Minimum share of an operator's time that is not autograd's.
+_MIN_SHARE = 0.1
+_ALREADY = "the step already runs under inference_mode"
 
 
 @dataclass(frozen=True)
@@ -40,51 +40,51 @@ class InferenceMode(TechniqueSettings):
     """Run the step under ``torch.inference_mode``."""
 
     name: ClassVar[str] = "inference_mode"
-    # Around the whole forward pass: after what puts other modules in the place of the model's.
+    # Wraps the whole forward pass, so it follows techniques that replace modules.
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL + 1)
     effect: ClassVar[Quality] = Quality(
-        QualityKind.EXACT, "the same operators run; only book-keeping is left out"
+        QualityKind.EXACT, "the same operators run without autograd's overhead"
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why autograd is needed, or not there."""
+        """Return why autograd is needed, or already disabled; None otherwise."""
         phases = graph.tasks.phase
         if graph.meta.get("training") or (phases >= StepPhase.BACKWARD).any():
-            return "the step trains: autograd is needed"
+            return "the step trains, which needs autograd"
         if graph.meta.get("inference_mode"):
             return _ALREADY
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """The smallest call of every operator in the mode it ran in, and in inference mode."""
-        asked = _representatives(graph, _modes(graph)).values()
-        return [call for pair in asked for call in pair]
+        """Return the smallest call of every operator in the recorded and in inference mode."""
+        pairs = _representatives(graph, _modes(graph)).values()
+        return [call for pair in pairs for call in pair]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Take off every operator what autograd costs it; activations are freed after use.
+        """Subtract autograd's overhead from every operator, and free activations after use.
 
-        What an operator saves does not depend on its size, so that the difference is measured on
-        its smallest call, where it stands out most.
+        The overhead does not depend on an operator's size, so it is measured on the smallest call,
+        where it is the largest share.
         """
         modes = _modes(graph)
         saved: dict[_Key, Price] = {}
-        for key, (now, then) in _representatives(graph, modes).items():
-            old, new = context.durations.lookup(now), context.durations.lookup(then)
+        for key, (recorded, inference) in _representatives(graph, modes).items():
+            old, new = context.durations.lookup(recorded), context.durations.lookup(inference)
             if old is not None and new is not None and old.nanoseconds > new.nanoseconds:
                 difference = old.nanoseconds - new.nanoseconds
                 error = math.hypot(old.spread * old.nanoseconds, new.spread * new.nanoseconds)
                 saved[key] = Price(difference, error / difference, new.provenance)
         edit = Editor(graph, str(self))
         cheaper = {task: saved[key] for task, key in modes.items() if key in saved}
-        for number, spared in cheaper.items():
+        for number, overhead in cheaper.items():
             task = graph.task(number)
-            taken_ns = min(spared.nanoseconds, task.duration_ns * (1 - _WORK))
-            # Nodes are unmade between operators.
-            edit.set_gap(number, max(task.gap_ns - (spared.nanoseconds - taken_ns), 0.0))
-            error_ns = spared.spread * spared.nanoseconds
+            removed_ns = min(overhead.nanoseconds, task.duration_ns * (1 - _MIN_SHARE))
+            # Nodes are destroyed between operators.
+            edit.set_gap(number, max(task.gap_ns - (overhead.nanoseconds - removed_ns), 0.0))
+            error_ns = overhead.spread * overhead.nanoseconds
             spread = max(task.spread, error_ns / max(task.duration_ns, 1.0))
-            left_ns = task.duration_ns - taken_ns
-            edit.set_duration(number, left_ns, spared.provenance, spread=min(spread, 0.5))
+            remaining_ns = task.duration_ns - removed_ns
+            edit.set_duration(number, remaining_ns, overhead.provenance, spread=min(spread, 0.5))
         freed = _free_early(graph, edit) if _records_autograd(graph) else 0
         what = f"{len(cheaper)} operators without autograd"
         return edit.apply(
@@ -100,7 +100,7 @@ class InferenceMode(TechniqueSettings):
         import torch
 
         if built.training:
-            raise WorkloadError("inference_mode: the step trains, it needs autograd")
+            raise WorkloadError("inference_mode: the step trains, which needs autograd")
         if built.from_script:
             built.model.forward = torch.inference_mode()(built.model.forward)
             return
@@ -114,7 +114,7 @@ class InferenceMode(TechniqueSettings):
         built.step = inferring
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """One line after the model is made."""
+        """Return a line after the model is constructed."""
         line = "{model}.forward = {torch}.inference_mode()({model}.forward)"
         return CodeChange.of(
             workload,
@@ -124,14 +124,14 @@ class InferenceMode(TechniqueSettings):
 
 
 _Key = tuple[str, str, tuple[str, ...]]
-"""The mode an operator ran in, its schema, and what its tensors are."""
+"""Recorded mode of an operator, its schema, and the roles of its tensors."""
 
 
 def _modes(graph: Graph) -> dict[int, _Key]:
-    """Of every task whose cost depends on the mode, in which it ran and on what.
+    """Return the key of every task whose cost depends on the mode.
 
-    Operators that write to their inputs are left out: autograd would make their benchmark's graph
-    longer with every repetition.
+    In-place operators are excluded: every repetition of their benchmark would extend autograd's
+    graph.
     """
     flow = flow_of(graph)
     parameters = flow.parameters
@@ -159,13 +159,13 @@ def _modes(graph: Graph) -> dict[int, _Key]:
 
 
 def _records_autograd(graph: Graph) -> bool:
-    """Whether operators of the step made nodes for a backward pass: their numbers go up."""
+    """Whether operators of the step created autograd nodes, shown by increasing numbers."""
     numbers = graph.tasks.sequence[graph.tasks.phase == StepPhase.FORWARD]
     return len(np.unique(numbers[numbers >= 0])) > 1
 
 
 def _representatives(graph: Graph, modes: dict[int, _Key]) -> dict[_Key, tuple[Call, Call]]:
-    """For every key its smallest call, in the mode it ran in and in inference mode."""
+    """Return the smallest call of every key, in the recorded and in inference mode."""
     smallest: dict[_Key, Call] = {}
     for task, key in modes.items():
         call = graph.task(task).known_call
@@ -182,22 +182,22 @@ def _in_mode(mode: str, call: Call, roles: tuple[str, ...]) -> Call:
 
 
 def _free_early(graph: Graph, edit: Editor) -> int:
-    """Let what autograd holds on to be freed after the last task that uses it; how many are.
+    """Free tensors saved by autograd after their last use; return their number.
 
-    The nodes of a graph live as long as the step's output. What they kept is still there in the
-    next step until that output is replaced; it is taken away there too.
+    Autograd's nodes live as long as the step's output, so their tensors still exist in the next
+    step until that output is replaced; they are removed there too.
     """
     memory, uses = graph.memory, uses_of(graph)
-    kept = np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0))
-    storage, end = memory.storage[kept].astype(np.int64), memory.release[kept].astype(np.int64)
-    last = memory.producer[kept].astype(np.int64)
+    saved = np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0))
+    storage, end = memory.storage[saved].astype(np.int64), memory.release[saved].astype(np.int64)
+    last = memory.producer[saved].astype(np.int64)
     spans = uses.between(storage, last, np.where(end >= 0, end, len(graph)))
     np.maximum.at(last, spans.asker, uses.task[spans.place])
     output = flow_of(graph).operands(len(graph) - 1)[1]
     returned = (end < 0) & (last == len(graph) - 1) & np.isin(storage, output)
     freed = (last != end) & ~returned
-    edit.release_after(kept[freed], last[freed])
+    edit.release_after(saved[freed], last[freed])
     before, after = memory.handed_on()
-    gone = before[np.isin(after, kept[freed])]
-    edit.resize(gone, np.zeros(len(gone), np.int64))
+    inherited = before[np.isin(after, saved[freed])]
+    edit.resize(inherited, np.zeros(len(inherited), np.int64))
     return int(freed.sum())

@@ -1,4 +1,4 @@
-"""Modules and passes that micro-benchmarks of a layer run."""
+"""Modules and passes for micro-benchmarks of layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipstream.graph import TensorSpec
 
 
 def module_like(x: TensorSpec, layer: tuple[Any, ...]) -> Any:
-    """A linear layer or convolution of these settings, with random weights."""
+    """Return a linear layer or convolution with these settings and random weights."""
     from torch import nn
 
     outputs, bias, *convolution = layer
@@ -23,11 +23,11 @@ def module_like(x: TensorSpec, layer: tuple[Any, ...]) -> Any:
 
 
 def pass_timer(module: Any, spec: TensorSpec, passing: str) -> Callable[[], object]:
-    """A layer's pass as a function of nothing, on random numbers: what a micro-benchmark runs.
+    """Return a function without arguments that runs a layer's pass on random numbers.
 
     Args:
         module: `torch.nn.Module`.
-        passing: ``forward``, or ``both``: with the backward pass of a layer within a model.
+        passing: ``forward``, or ``both`` to include the backward pass of a layer inside a model.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""channels_last: keep images as NHWC in memory, as convolution kernels like them.
+"""channels_last: store images as NHWC in memory, which convolution kernels prefer.
 
 Source: PyTorch's memory formats (``torch.channels_last``); the logical shape stays NCHW.
 """
@@ -35,7 +35,7 @@ _FORMAT = "channels_last"
 
 @dataclass(frozen=True)
 class ChannelsLast(TechniqueSettings):
-    """Convolutional models with weights, inputs and activations in channels-last order."""
+    """Store weights, inputs and activations of convolutional models in channels-last order."""
 
     name: ClassVar[str] = "channels_last"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
@@ -44,7 +44,7 @@ class ChannelsLast(TechniqueSettings):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why the format of the step's tensors does not matter."""
+        """Return why the memory format has no effect; None if it has."""
         if (reason := already_compiled(graph)) is not None:
             return reason
         images = [
@@ -55,16 +55,16 @@ class ChannelsLast(TechniqueSettings):
         if not images:
             return "the step has no two-dimensional convolution"
         if all(is_channels_last(call.inputs[0]) for call in images):
-            return "its convolutions run in channels_last already"
+            return "its convolutions already run in channels_last"
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Every operator on images, as recorded and in the other format, and the copies."""
+        """Return every operator on images, as recorded and in channels-last, and the copies."""
         changed, copies = _plan(graph)
         return [*required_timings(graph, changed), *(copy for _, copy in copies.pairs)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Scale operators on images by their micro-benchmarked ratio; add copies back."""
+        """Scale operators on images by their micro-benchmarked ratio, and insert copies back."""
         changed, copies = _plan(graph)
         edit = Editor(graph, str(self))
         rescale(edit, graph, changed, context.durations)
@@ -77,13 +77,13 @@ class ChannelsLast(TechniqueSettings):
                     call=edit.call_number(call),
                 )  # fmt: skip
         if len(graph.memory):
-            # The kernel of the other format, whose copies and sums are its own.
+            # The channels-last kernel has a different workspace.
             needs = measured_workspaces(context.durations, (call for _, call in changed.pairs))
             resize_workspaces(edit, graph, changed.tasks, needs[changed.pair])
         return edit.apply(f"{len(changed)} operators on images, {len(copies)} copies back")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Convert the weights once, and the images of every batch on their way in.
+        """Convert the weights once, and the images of every batch before the forward pass.
 
         Raises:
             WorkloadError: the step hides its model.
@@ -101,17 +101,17 @@ class ChannelsLast(TechniqueSettings):
 
         built.model.to(memory_format=torch.channels_last)
         built.batch = tree_map_only(torch.Tensor, convert, built.batch)
-        # For batches made inside the step; costs nothing for those converted above.
+        # For batches created inside the step; free for those converted above.
         built.model.register_forward_pre_hook(before, with_kwargs=True)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """Conversions of the model once, and of its input on the way in."""
+        """Return the conversion of the model, and of its input."""
         return CodeChange.of(
             workload,
             _edit,
             by_hand="model = model.to(memory_format=torch.channels_last)\n"
             "inputs = inputs.to(memory_format=torch.channels_last)",
-            note="the input has to be a batch of images, with four dimensions",
+            note="the input must be a batch of images, with four dimensions",
             technique=self,
         )
 
@@ -123,10 +123,10 @@ def _edit(where: Places) -> Source:
     if _FORMAT not in source.segment(where.model.statement):
         with contextlib.suppress(AlreadyThereError):
             source = where.after_model("{model} = {model}" + conversion)
-    for one in inputs:
-        value = value_of(source, one)
-        if _FORMAT not in source.segment(one) + (source.segment(value) if value else ""):
-            source = source.surround(one, "", conversion.replace("{torch}", where.torch))
+    for node in inputs:
+        value = value_of(source, node)
+        if _FORMAT not in source.segment(node) + (source.segment(value) if value else ""):
+            source = source.surround(node, "", conversion.replace("{torch}", where.torch))
     if source is where.source:
         raise source.already_there("model and input are in channels_last", where.model.statement)
     return source.with_import("torch")
@@ -134,10 +134,10 @@ def _edit(where: Places) -> Source:
 
 @kept
 def _plan(graph: Graph) -> tuple[Changed, Changed]:
-    """Tasks with their calls on channels-last images, and views with the copies they need first."""
+    """Return tasks with calls on channels-last images, and views that first need a copy."""
     changed: dict[int, Call] = {}
     copies: dict[int, Call] = {}
-    # By number of the recorded call and the inputs that are images: few stand for many tasks.
+    # By recorded call and the inputs that are images; many tasks share a call.
     converted: dict[tuple[int, tuple[bool, ...]], Call] = {}
     copy_of: dict[int, Call] = {}
     images: set[int] = set()
@@ -148,7 +148,7 @@ def _plan(graph: Graph) -> tuple[Changed, Changed]:
             continue
         inputs, outputs = task.operands
         if call.name in _CONVOLUTIONS:
-            # What a convolution reads was converted at the latest here: weights and the batch.
+            # Weights and the batch are converted at the latest here.
             images.update(
                 s for s, spec in zip(inputs, call.inputs, strict=True) if len(spec.shape) == 4
             )
@@ -159,8 +159,8 @@ def _plan(graph: Graph) -> tuple[Changed, Changed]:
         if not any(here):
             images.difference_update(outputs)
             continue
-        looks = len(inputs) == 1 and all(out == inputs[0] for out in outputs)
-        if looks:
+        is_view = len(inputs) == 1 and all(out == inputs[0] for out in outputs)
+        if is_view:
             if any(len(spec.shape) != 4 for spec in call.outputs) and _matters(call.inputs[0]):
                 spec = channels_last(call.inputs[0])
                 copy = Call(_CLONE, (spec, _CONTIGUOUS), (call.inputs[0],))
@@ -185,13 +185,13 @@ def _plan(graph: Graph) -> tuple[Changed, Changed]:
 
 
 def _matters(spec: TensorSpec) -> bool:
-    """Whether the two formats differ in memory: more than one channel and more than one pixel."""
+    """Whether the two formats differ in memory: several channels and several pixels."""
     _, channels, height, width = spec.shape
     return channels > 1 and height * width > 1
 
 
 def channels_last(spec: TensorSpec) -> TensorSpec:
-    """An image NCHW as it is in channels-last order."""
+    """Return the spec of an NCHW image in channels-last order."""
     _, c, h, w = spec.shape
     return replace(spec, strides=(h * w * c, 1, w * c, c))
 

@@ -32,16 +32,16 @@ from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
 from slipstream.workload import BuiltWorkload, Workload
 
 _TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
-# Without any of these names in a file, its model stays on the CPU.
-_MOVES = frozenset({"cuda", "device", "to", "xpu", "mps", "set_default_device"})
-# What autocast casts inputs of without asking whether the processor has it in bfloat16; layers that
-# oneDNN does not have, as convolutions, fall back on torch's own.
+# Names that a file needs to move its model off the CPU.
+_DEVICE_NAMES = frozenset({"cuda", "device", "to", "xpu", "mps", "set_default_device"})
+# Autocast casts its inputs even if the processor does not support it in bfloat16. Other layers,
+# such as convolutions, fall back to torch's kernels.
 _ONEDNN_RECURRENT = "aten::mkldnn_rnn_layer"
 
 
 @dataclass(frozen=True)
 class Amp(TechniqueSettings):
-    """Run the model's forward under autocast; parameters and optimizer stay in float32.
+    """Run the model's forward under autocast, with parameters and optimizer in float32.
 
     ``amp:bf16`` (the default) has float32's range and needs no loss scaling.
     """
@@ -55,7 +55,7 @@ class Amp(TechniqueSettings):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why autocast cannot help this step."""
+        """Return why autocast has no effect on this step; None if it has."""
         if self.dtype == "fp16":
             return "fp16 needs loss scaling and a GPU; use amp:bf16"
         if (reason := already_autocast(graph) or already_compiled(graph)) is not None:
@@ -73,11 +73,11 @@ class Amp(TechniqueSettings):
             return "autocast lowers float32 only, and no operator here computes in it"
         recurrent = any(call.name == _ONEDNN_RECURRENT for call in casting.changed.values())
         if recurrent and not onednn_has_bf16():
-            return "oneDNN has no LSTM in bfloat16 for this processor, torch would fail"
+            return "oneDNN has no LSTM in bfloat16 for this processor, so torch would fail"
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """The changed operators as recorded and in their new dtypes, and the casts."""
+        """Return changed operators as recorded and in their new dtypes, and the casts."""
         casting = self._plan(graph)
         return [*required_timings(graph, _changed(graph, casting)), *casting.table.calls]
 
@@ -95,7 +95,7 @@ class Amp(TechniqueSettings):
         )
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Wrap the model's forward in autocast; its floating-point outputs come back in float32.
+        """Wrap the model's forward in autocast; its floating-point outputs are cast to float32.
 
         Raises:
             WorkloadError: the step hides its model.
@@ -104,13 +104,13 @@ class Amp(TechniqueSettings):
 
         built.need_model(self.name)
         device = next((p.device.type for p in built.model.parameters()), "cpu")
-        # Lightning Fabric's wrapper would set the attribute on the module that it calls.
+        # Setting the attribute on Lightning Fabric's wrapper would set it on the wrapped module.
         vars(built.model)["forward"] = under_autocast(
             built.model.forward, device, getattr(torch, _TORCH_DTYPE[self.dtype])
         )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """Autocast around the forward pass and the loss, or the calls of an inference script."""
+        """Return autocast around the forward pass and the loss, or an inference script's calls."""
         return CodeChange.of(
             workload, self._edit, by_hand=self._by_hand, note=self._note, technique=self
         )
@@ -119,11 +119,11 @@ class Amp(TechniqueSettings):
         if where.only_infers:
             return (
                 f"the model's output is {_TORCH_DTYPE[self.dtype]} after this edit; in the trial "
-                "it is made float32"
+                "it is cast to float32"
             )
         note = (
-            "the loss is computed under autocast too, which does it in float32 for the losses "
-            "of torch; in the trial the model's output is made float32 first"
+            "the loss is also computed under autocast, in float32 for the losses of torch; in the "
+            "trial the model's output is first cast to float32"
         )
         if where.function is None and len(where.models) > 1:
             note += f"; the prediction and the trial change one of {len(where.models)} models"
@@ -139,8 +139,8 @@ class Amp(TechniqueSettings):
         if self.dtype == "fp16":
             raise where.source.not_placed("float16 needs loss scaling")
         dtype = f"{where.torch}.{_TORCH_DTYPE[self.dtype]}"
-        # A model that may be moved says itself where it is.
-        moved = _MOVES & (where.source.names.used | where.source.names.attributes)
+        # The device of a model that may be moved is read from its parameters.
+        moved = _DEVICE_NAMES & (where.source.names.used | where.source.names.attributes)
         device = "next({model}.parameters()).device.type" if moved else '"cpu"'
         autocast = f"{{torch}}.autocast({device}, dtype={dtype})"
         if where.function is None:
@@ -157,7 +157,7 @@ class Amp(TechniqueSettings):
         if loss is None:
             return where.before_return(*lines)
         if isinstance(loss, ast.Call):
-            # Made in its turn: what it draws at random stays what it was.
+            # Wrapped in place, so that random numbers drawn by its construction are unchanged.
             call = autocast.replace("{torch}", where.torch)
             name = where.source.segment(where.returned.fields["model"])
             return where.before_return(*lines).surround(
@@ -179,17 +179,17 @@ def _changed(graph: Graph, casting: AutocastPlan) -> Changed:
 def _insert(
     edit: Editor, graph: Graph, casting: AutocastPlan, durations: Durations, in_step: float
 ) -> NDArray[np.int64]:
-    """Put the casts in; their handles."""
+    """Insert the casts; return their handles."""
     casts = casting.table
     if not casts.calls:
         return np.empty(0, np.int64)
     duration_ns, code, spread = price_columns(
         [
-            price(durations, one, one.moved_bytes / _ASSUMED_BYTES_PER_NS, pace=in_step)
-            for one in casts.calls
+            price(durations, each, each.moved_bytes / _ASSUMED_BYTES_PER_NS, pace=in_step)
+            for each in casts.calls
         ]
     )
-    call = np.array([edit.call_number(one) for one in casts.calls])
+    call = np.array([edit.call_number(each) for each in casts.calls])
     gap_ns = np.array(list(_between_operators_ns(graph).values()))
     return edit.insert_all(
         casts.task, casts.calls[0].name, duration_ns[casts.call], code[casts.call],
@@ -199,26 +199,26 @@ def _insert(
 
 
 def _between_operators_ns(graph: Graph) -> dict[StepPhase, float]:
-    """By phase: what the step spends, in the median, from one outermost operator to the next.
+    """Return the median gap between outermost operators, by phase.
 
-    A cast is one more operator for the framework to dispatch and, in the backward pass, one more
-    node for autograd to evaluate. In steps of many small operators that costs more than the copy.
+    A cast is an additional operator to dispatch and, in the backward pass, an additional node for
+    autograd to evaluate. In steps of many small operators this takes longer than the copy.
     """
     tasks = graph.tasks
     numbers = {"": 0}
     outermost = np.array(
         [numbers.setdefault(text.partition("/")[0], len(numbers)) for text in graph.strings]
     )[tasks.scope]
-    moves_on = (outermost[:-1] == 0) | (outermost[:-1] != outermost[1:])
+    is_boundary = (outermost[:-1] == 0) | (outermost[:-1] != outermost[1:])
     medians = {}
     for phase in StepPhase:
         inside = (tasks.phase[:-1] == phase) & (tasks.phase[1:] == phase)
-        gaps = tasks.gap_ns[:-1][inside & moves_on]
+        gaps = tasks.gap_ns[:-1][inside & is_boundary]
         medians[phase] = float(np.median(gaps)) if len(gaps) else 0.0
     return medians
 
 
-# Only where a cast could not be benchmarked: an ordinary core's copy rate.
+# For casts without a benchmark: the copy rate of a typical core.
 _ASSUMED_BYTES_PER_NS = 8.0
 
 
@@ -230,7 +230,7 @@ def onednn_has_bf16() -> bool:
 
 
 def under_autocast(forward: Callable[..., Any], device: str, dtype: Any) -> Callable[..., Any]:
-    """`forward` under autocast, its 16-bit outputs as float32."""
+    """Return `forward` under autocast, with 16-bit outputs cast to float32."""
     import functools
 
     import torch

@@ -1,4 +1,4 @@
-"""sdpa: attention written as matmul, softmax, matmul put into one fused call.
+"""sdpa: attention of matmul, softmax and matmul replaced by a fused call.
 
 ``torch.nn.functional.scaled_dot_product_attention`` computes softmax(q k^T s + mask) v block by
 block: the matrix of scores, quadratic in the sequence's length, is never stored.
@@ -52,17 +52,17 @@ _FUSED = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficie
 _FUNCTION = "scaled_dot_product_attention"
 _SCOPE = f"aten::{_FUNCTION}"
 _BY_HAND = "F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, scale=s)"
-_ALREADY = "its attention runs through scaled_dot_product_attention already"
-_NONE = "no attention is written out in the step (matmul, softmax, matmul)"
-_REMEDY = f"write {_BY_HAND} in place of the two matmuls and the softmax"
+_ALREADY = "its attention already uses scaled_dot_product_attention"
+_NONE = "the step has no unfused attention (matmul, softmax, matmul)"
+_REMEDY = f"write {_BY_HAND} instead of the two matmuls and the softmax"
 
 
 @dataclass(frozen=True)
 class Sdpa(Choosing):
-    """Every attention that is written out as one ``scaled_dot_product_attention``.
+    """Replacement of every unfused attention by ``scaled_dot_product_attention``.
 
     Attributes:
-        only, except_: patterns of the qualified names of modules that write attention out.
+        only, except_: patterns of the qualified names of modules with unfused attention.
     """
 
     only: str = "*"
@@ -71,11 +71,11 @@ class Sdpa(Choosing):
     name: ClassVar[str] = "sdpa"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
     effect: ClassVar[Quality] = Quality(
-        QualityKind.ROUNDING, "Dao et al. 2022: exact attention, other order of sums"
+        QualityKind.ROUNDING, "Dao et al. 2022: exact attention with a different order of sums"
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no attention can be fused."""
+        """Return why no attention can be fused; None if one can."""
         if (reason := already_compiled(graph)) is not None:
             return reason
         fused = any(call.name.startswith(_FUSED) for call in graph.calls) or any(
@@ -85,7 +85,7 @@ class Sdpa(Choosing):
         return self.why_none_of(matches(graph, attentions), _ALREADY if fused else _NONE)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """What goes beside the fused call that comes, forward and backward."""
+        """Return the replaced and the fused calls, forward and backward."""
         timings: dict[Hashable, list[Call]] = {}
         for site in self.chosen(matches(graph, attentions)):
             fused = [
@@ -98,21 +98,21 @@ class Sdpa(Choosing):
         return [call for calls in timings.values() for call in calls]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """One task in place of each attention's, one in place of its backward pass."""
+        """Replace each attention by one task, and its backward pass by another."""
         chosen = self.chosen(matches(graph, attentions))
         edit = Editor(graph, str(self))
         # Two attentions may share a task.
-        replaced = dict.fromkeys(t for one in chosen for t in one.work)
+        replaced = dict.fromkeys(task for site in chosen for task in site.work)
         in_step = pace(graph, replaced, context.durations)
 
         cached, recorded = dict[str, Price](), len(graph)
         places, calls, prices, gaps_ns, sequences = [], [], [], [], []
         storages: list[Sequence[int]] = []
 
-        def put(
-            at: int, call: Call, cost: Price, gap_ns: float, stored: Sequence[int], n: int
+        def insert(
+            position: int, call: Call, cost: Price, gap_ns: float, stored: Sequence[int], n: int
         ) -> int:
-            places.append(at)
+            places.append(position)
             calls.append(call)
             prices.append(cost)
             gaps_ns.append(gap_ns)
@@ -121,7 +121,7 @@ class Sdpa(Choosing):
             return recorded + len(places) - 1
 
         def fuse(
-            at: int, call: Call, old: Sequence[int], stored: Sequence[int], sequence: int
+            position: int, call: Call, old: Sequence[int], stored: Sequence[int], sequence: int
         ) -> int:
             if call.key not in cached:
                 cached[call.key] = price(context.durations, call, math.nan, pace=in_step)
@@ -129,26 +129,28 @@ class Sdpa(Choosing):
             if math.isnan(cost.nanoseconds):
                 cost = replace(cost, nanoseconds=float(graph.tasks.duration_ns[list(old)].sum()))
             gap_ns = float(graph.tasks.gap_ns[old[-1]])
-            return put(at, call, cost, gap_ns, stored, sequence if stored else -1)
+            return insert(position, call, cost, gap_ns, stored, sequence if stored else -1)
 
         by_storage = np.argsort(graph.memory.storage, kind="stable")
         in_order = graph.memory.storage[by_storage].astype(np.int64)
         saved, holders = [by_storage[:0]], [by_storage[:0]]
         for site in chosen:
-            operands, back = ((), ()) if site.storages is None else site.storages
+            operands, gradient_operands = ((), ()) if site.storages is None else site.storages
             if site.keep is not None:
                 answer = context.durations.lookup(site.keep)
                 if answer is not None:
-                    put(site.forward[-1], site.keep, answer.at(in_step), 0.0, (), -1)
+                    insert(site.forward[-1], site.keep, answer.at(in_step), 0.0, (), -1)
             fuse(site.forward[-1], site.call, site.forward, operands, site.sequence)
             if site.backward and site.backward_call is not None:
-                at = site.backward[0]
-                handle = fuse(at, site.backward_call, site.backward, back, site.sequence)
-                # It saves what it was called with: views, where matmul had made copies of its own.
+                position = site.backward[0]
+                handle = fuse(
+                    position, site.backward_call, site.backward, gradient_operands, site.sequence
+                )
+                # The fused call saves views, its arguments, instead of copies made by matmul.
                 runs = np.searchsorted(in_order, [operands[:-1], np.add(operands[:-1], 1)])
                 held = [by_storage[first:last] for first, last in runs.T.tolist()]
                 found = np.concatenate([by_storage[:0], *held])
-                saved.append(_freed_before(graph.memory, found, site.forward, at))
+                saved.append(_freed_before(graph.memory, found, site.forward, position))
                 holders.append(np.full(len(saved[-1]), handle))
         durations_ns, provenance, spread = price_columns(prices)
         edit.insert_all(
@@ -158,16 +160,16 @@ class Sdpa(Choosing):
         )  # fmt: skip
         edit.remove(np.array([task for site in chosen for task in site.tasks]))
         edit.release_after(np.concatenate(saved), np.concatenate(holders))
-        removed = sum(len(one.forward) + len(one.backward) for one in chosen)
+        removed = sum(len(site.forward) + len(site.backward) for site in chosen)
         return edit.apply(f"{removed} operators of {len(chosen)} attentions in one kernel each")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Change the forward of the modules that write attention out, and see that it stays.
+        """Rewrite the forward of modules with unfused attention, and check the outputs.
 
         Raises:
-            WorkloadError: the step hides its model or its batch, no attention is written out in
-                it, no module could be rewritten, or the rewritten model computes something else;
-                then it is left as it was.
+            WorkloadError: the step hides its model or its batch, has no unfused attention, no
+                module could be rewritten, or the rewritten model computes something else; then
+                the model is restored.
         """
         built.need_model(self.name)
         run = _forward_of(built)
@@ -192,14 +194,14 @@ class Sdpa(Choosing):
             )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """One call in the model's own forward; where it cannot be placed, the line to write."""
+        """Return the fused call in the model's forward, or the line to write by hand."""
         if not self.selection.everything:
             return CodeChange("", note=_REMEDY)
         change = CodeChange.of(
             workload,
             fuse_attention,
             by_hand=_BY_HAND,
-            note="sums are taken in another order; a row with everything masked may differ",
+            note="the order of sums changes; a fully masked row may differ",
         )
         return CodeChange("", note=_REMEDY) if change is None else change
 
@@ -207,14 +209,14 @@ class Sdpa(Choosing):
 def _freed_before(
     memory: Allocations, found: NDArray[np.int64], forward: Sequence[int], backward: int
 ) -> NDArray[np.int64]:
-    """int64 [k], those of the allocations `found` that live in `forward` and not at `backward`."""
+    """Return the allocations in `found` that live in `forward` but not at `backward`."""
     release = memory.release[found]
     alive = (memory.producer[found] <= forward[-1]) & (release >= forward[0])
     return found[alive & (release < backward)]
 
 
 def _forward_of(built: BuiltWorkload) -> Callable[[], object]:
-    """One forward pass of the built model, without an update.
+    """Return a function that runs a forward pass of the built model, without an update.
 
     Raises:
         WorkloadError: the step trains and hides its batch.
@@ -223,14 +225,14 @@ def _forward_of(built: BuiltWorkload) -> Callable[[], object]:
         return built.step
     if built.batch is None:
         raise WorkloadError(
-            "sdpa needs a batch to check the rewritten model with, and this step hides it",
+            "sdpa needs a batch to check the rewritten model, but this step hides it",
             remedy="return (model, batch, loss, optimizer)",
         )
     return lambda: model_output(built)
 
 
 def _by_library(model: Any) -> Callable[[], None] | None:
-    """Let a model that offers it (Hugging Face's do) choose its own sdpa; how to go back."""
+    """Select a model's built-in sdpa (as in Hugging Face); return a function to undo it."""
     choose = getattr(model, "set_attn_implementation", None)
     chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if not callable(choose) or chosen in (None, "sdpa"):
@@ -238,16 +240,16 @@ def _by_library(model: Any) -> Callable[[], None] | None:
     try:
         choose("sdpa")
     except (ValueError, ImportError):
-        # The architecture has none; its modules may be rewritten like anybody's.
+        # The architecture does not support it, so its modules may be rewritten.
         return None
     return lambda: choose(chosen)
 
 
 def _sites(model: Any, run: Callable[[], object]) -> list[ModuleCall]:
-    """The modules that may write attention out.
+    """Return the modules that may have unfused attention.
 
     Raises:
-        WorkloadError: there is none, in the words that `Sdpa.why_not` has for it.
+        WorkloadError: there is none, with the reason of `Sdpa.why_not`.
     """
     from torch import nn
 
@@ -263,10 +265,10 @@ def _sites(model: Any, run: Callable[[], object]) -> list[ModuleCall]:
 
 
 def _by_rewriting(sites: Sequence[ModuleCall]) -> Callable[[], None]:
-    """Give every module that writes attention out another forward; how to go back.
+    """Rewrite the forward of modules with unfused attention; return a function to undo it.
 
     Raises:
-        WorkloadError: not one could be rewritten.
+        WorkloadError: no module could be rewritten.
     """
     from torch import nn
 
@@ -275,7 +277,7 @@ def _by_rewriting(sites: Sequence[ModuleCall]) -> Callable[[], None]:
     for site in sites:
         try:
             if "forward" in vars(site.module):
-                raise NotRewrittenError("its forward was replaced already")
+                raise NotRewrittenError("its forward was already replaced")
             lean = isinstance(site.module, nn.MultiheadAttention)
             forward = (
                 _without_weights(site) if lean else with_attention(site.module, site.arguments)
@@ -299,9 +301,9 @@ def _by_rewriting(sites: Sequence[ModuleCall]) -> Callable[[], None]:
 
 
 def _without_weights(site: ModuleCall) -> Callable[..., Any]:
-    """A forward of an ``nn.MultiheadAttention`` that does not average weights nobody reads."""
+    """Return the forward of an ``nn.MultiheadAttention`` with ``need_weights=False``."""
     if not site.arguments.get("need_weights", True):
-        raise NotRewrittenError("it is called with need_weights=False already")
+        raise NotRewrittenError("it is already called with need_weights=False")
     forward = site.module.forward
     signature = inspect.signature(forward)
 

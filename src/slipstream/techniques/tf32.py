@@ -1,4 +1,4 @@
-"""TensorFloat-32: float32 matrix products on tensor cores, with ten bits of mantissa inside.
+"""TensorFloat-32: float32 matrix products on tensor cores, with ten bits of mantissa.
 
 Source: NVIDIA, "NVIDIA A100 Tensor Core GPU Architecture", 2020; in PyTorch
 ``torch.backends.cuda.matmul.allow_tf32`` and ``torch.backends.cudnn.allow_tf32``.
@@ -30,14 +30,14 @@ from slipstream.technique import (
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
 from slipstream.workload import BuiltWorkload, Workload
 
-# Kernels of cuBLAS, CUTLASS and cuDNN say in their names what they multiply with.
+# The names of cuBLAS, CUTLASS and cuDNN kernels contain the instructions they use.
 _FLOAT32 = re.compile(r"sgemm|ffma|simt_s|scudnn|f32f32_f32f32_f32")
 _TENSOR_CORES = re.compile(r"tf32|s884|s1688|s16816|h884|h1688|h16816|tensorop|hmma|gmma|wgmma")
 _BEFORE_AMPERE = re.compile(r"\b(maxwell|pascal|volta|turing)_|sm[567]\d_")
-# What is bound by memory gains nothing. Stands in for a device that is not known.
-_UNKNOWN = "NVIDIA A100"
+# Data sheet used for an unknown device.
+_DEFAULT_DEVICE = "NVIDIA A100"
 _Z90 = 1.645
-_BEYOND = 1.75
+_MARGIN = 1.75
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,8 @@ class Tf32(TechniqueSettings):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no kernel of the step would change."""
-        reason = not_on_gpu(
-            graph, "TensorFloat-32 exists only on NVIDIA GPUs from Ampere (2020) on"
-        )
+        """Return why no kernel of the step would change; None if one would."""
+        reason = not_on_gpu(graph, "TensorFloat-32 exists only on NVIDIA GPUs since Ampere (2020)")
         if reason is not None:
             return reason
         if len(kernels(graph, lambda name, scope: bool(_BEFORE_AMPERE.search(name)))):
@@ -62,20 +60,20 @@ class Tf32(TechniqueSettings):
         if not len(_float32(graph)):
             if len(kernels(graph, lambda name, scope: bool(_TENSOR_CORES.search(name)))):
                 return "its matrix products run on tensor cores already"
-            return "no kernel of the step is known to multiply float32 matrices"
+            return "no kernel of the step is recognised as a float32 matrix product"
         return None
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Scale float32 matrix products by an assumed factor: between none and the data sheet's."""
-        chosen, most = _float32(graph), _at_most(graph)
-        factor = 1 / math.sqrt(most)
-        # So wide that a 90 % interval reaches from no gain to the most, and a little beyond.
-        spread = common_spread(graph, chosen, _BEYOND * math.log(most) / 2 / _Z90)
+        """Scale float32 matrix products by an assumed factor below that of the data sheet."""
+        chosen, max_speedup = _float32(graph), _max_speedup(graph)
+        factor = 1 / math.sqrt(max_speedup)
+        # A 90 % interval from no gain, as for memory-bound kernels, to slightly above the maximum.
+        spread = common_spread(graph, chosen, _MARGIN * math.log(max_speedup) / 2 / _Z90)
         edit = Editor(graph, str(self))
         edit.scale(chosen, factor, Provenance.ASSUMED, spread=spread)
         return edit.apply(
             f"{len(chosen)} float32 matrix products in TensorFloat-32, assumed "
-            f"{1 / factor:.2g} times as fast (1 to {most:.1f})"
+            f"{1 / factor:.2g} times as fast (1 to {max_speedup:.1f})"
         )
 
     def apply(self, built: BuiltWorkload) -> None:
@@ -91,7 +89,7 @@ class Tf32(TechniqueSettings):
         torch.backends.cudnn.allow_tf32 = True
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """The flag of matrix products, after the imports; that of cuDNN is set by default."""
+        """Return the flag of matrix products, after the imports; cuDNN's is set by default."""
         flag = "backends.cuda.matmul.allow_tf32 = True"
         return CodeChange.of(
             workload,
@@ -101,20 +99,20 @@ class Tf32(TechniqueSettings):
         )
 
 
-def _at_most(graph: Graph) -> float:
-    """How many times as fast products can get, as the data sheet of the step's device says."""
-    name = str(graph.meta.get("device_name", _UNKNOWN))
-    for device in (device_named(name), device_named(_UNKNOWN)):
+def _max_speedup(graph: Graph) -> float:
+    """Return the maximum speed-up of matrix products by the data sheet of the step's device."""
+    name = str(graph.meta.get("device_name", _DEFAULT_DEVICE))
+    for device in (device_named(name), device_named(_DEFAULT_DEVICE)):
         if device is not None and {"tf32", "fp32"} <= set(device.flops):
             return device.flops["tf32"].value / device.flops["fp32"].value
-    raise AssertionError(f"{_UNKNOWN} has a data sheet")
+    raise AssertionError(f"{_DEFAULT_DEVICE} has a data sheet")
 
 
 def _float32(graph: Graph) -> NDArray[np.int64]:
-    """Kernels that multiply float32 matrices without tensor cores.
+    """Return the kernels that multiply float32 matrices without tensor cores.
 
-    Not those of convolutions: PyTorch allows TensorFloat-32 there by default, so where cuDNN chose
-    another kernel it was for a reason that the flag does not change.
+    Convolutions are excluded: PyTorch allows TensorFloat-32 for them by default, so the flag does
+    not change the kernel that cuDNN chose.
     """
 
     def plain(name: str, scope: str) -> bool:

@@ -1,7 +1,7 @@
-"""More intra-op threads: each operator spreads its loop over several cores.
+"""Intra-op threads: each operator distributes its loop over several cores.
 
-Source: PyTorch's intra-op parallelism (``torch.set_num_threads``). Amdahl's law holds twice: small
-operators do not gain, and Python and dispatch between operators do not either.
+Source: PyTorch's intra-op parallelism (``torch.set_num_threads``). Amdahl's law applies twice:
+small operators are not faster, nor are Python and dispatch between operators.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Threads(TechniqueSettings):
     count: int = 0
 
     name: ClassVar[str] = "threads"
-    # After whatever changes the operators: their new forms are what is timed on several threads.
+    # After techniques that change operators, so that the changed ones are timed.
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 6, clock="wall")
     effect: ClassVar[Quality] = Quality(
         QualityKind.ROUNDING, "the same operators; sums may be split differently"
     )
 
     def __str__(self) -> str:
-        # What 0 stands for here: "threads:0" in a table says nothing.
+        # The resolved number, because "threads:0" in a table is not informative.
         return f"{self.name}:{self._threads}"
 
     def __post_init__(self) -> None:
@@ -52,13 +52,13 @@ class Threads(TechniqueSettings):
             raise InvalidArgumentError("threads:count", f"{self.count} is negative")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why another number of threads is not possible or the same."""
+        """Return why the number of threads is impossible or unchanged; None otherwise."""
         device = str(graph.meta.get("device", "cpu"))
         if device != "cpu":
-            return f"the step's operators run on the device '{device}', not on the processor"
+            return f"the step's operators run on the device '{device}', not on the CPU"
         cores = usable_cores()
         if cores == 1:
-            return "this process may use one core only"
+            return "this process may use only one core"
         if self._threads == _now(graph):
             return f"the step runs on {_now(graph)} threads already"
         if self._threads > cores:
@@ -66,11 +66,11 @@ class Threads(TechniqueSettings):
         return None
 
     def minimum_share(self, graph: Graph) -> float:
-        """Its work in equal parts over the threads; going back to fewer has no such bound."""
+        """Return the share if work is perfectly parallel; 0 for fewer threads."""
         return _now(graph) / self._threads if self._threads > _now(graph) else 0.0
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:
-        """Every operator with the threads it has and with those it would have, by one clock."""
+        """Return every operator at the current and the new number of threads, by wall clock."""
         return [
             Question(graph.calls[call], threads, wall=True)
             for call in _calls(graph)
@@ -78,11 +78,11 @@ class Threads(TechniqueSettings):
         ]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Scale each operator by its own ratio; gaps between operators stay as they are.
+        """Scale each operator by its ratio; gaps between operators are unchanged.
 
-        The ratio compares the best of many repetitions, which had the cores to themselves. In a
-        step whose threads wait for a core that another program has, all operators take longer
-        alike: how much the repetitions differed goes into the interval as one common error.
+        The ratio compares the fastest of many repetitions, which had the cores to themselves. If
+        another program uses a core during the step, all operators are slowed down together, so the
+        variation of repetitions enters the interval as a common error.
         """
         tasks, now_ns = _operators(graph), graph.tasks.duration_ns
         ratio, spread = np.full((2, len(graph.calls)), np.nan)
@@ -90,8 +90,8 @@ class Threads(TechniqueSettings):
             measured = _ratio(graph, call, self._threads, context.durations)
             if measured is not None:
                 ratio[call], spread[call] = measured
-        known = ~np.isnan(ratio[graph.tasks.call[tasks]])
-        timed, unknown = tasks[known], tasks[~known]
+        has_ratio = ~np.isnan(ratio[graph.tasks.call[tasks]])
+        timed, unknown = tasks[has_ratio], tasks[~has_ratio]
         calls = graph.tasks.call[timed]
         noise = float(np.dot(now_ns[timed], spread[calls]))
         common = common_spread(graph, timed, noise / max(float(now_ns[timed].sum()), 1.0))
@@ -110,7 +110,7 @@ class Threads(TechniqueSettings):
         torch.set_num_threads(self._threads)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """``torch.set_num_threads(N)`` after the imports."""
+        """Return ``torch.set_num_threads(N)`` after the imports."""
         line = f"set_num_threads({self._threads})"
         return CodeChange.of(
             workload, lambda where: where.at_top(f"{{torch}}.{line}"), by_hand=f"torch.{line}"
@@ -126,12 +126,12 @@ def _now(graph: Graph) -> int:
 
 
 def _operators(graph: Graph) -> NDArray[np.int64]:
-    """Tasks of the main lane whose call is known; loader processes have one thread each."""
+    """Return the tasks of the main lane with a known call; loader processes are single-threaded."""
     return np.flatnonzero((graph.tasks.call >= 0) & (graph.tasks.lane == 0))
 
 
 def _calls(graph: Graph) -> list[int]:
-    """The numbers of the calls that these make."""
+    """Return the numbers of the operators' calls."""
     calls: list[int] = distinct(graph.tasks.call[_operators(graph)], len(graph.calls)).tolist()
     return calls
 
@@ -139,7 +139,7 @@ def _calls(graph: Graph) -> list[int]:
 def _ratio(
     graph: Graph, number: int, threads: int, durations: Durations
 ) -> tuple[float, float] | None:
-    """New duration of a call over the old, and its relative spread; None when one is not known."""
+    """Return the ratio of new to old duration and its relative spread; None if unknown."""
     call = graph.calls[number]
     counts = (_now(graph), threads)
     old, new = (durations.lookup(Question(call, count, wall=True)) for count in counts)
