@@ -6,9 +6,9 @@ import { forgetProposal, propose } from "./edit";
 import { batch, costs, now } from "./live";
 import type { Batch, Stop } from "./live";
 
-/** Index of the stop that bars were dragged to; -1 where they stand as measured. */
+/** Index of the stop that bars were dragged to; -1 if they are as measured. */
 const at = signal(-1);
-/** The file as it was when the drag began: what changes meanwhile is not edited. */
+/** Digest of the file when the drag began, since a changed file is not edited. */
 let digest: string | null = null;
 
 const stops = computed<Stop[]>(() => batch.value?.stops ?? []);
@@ -76,7 +76,7 @@ function move(to: number): void {
   at.value = Math.min(Math.max(to, 0), stops.value.length - 1);
 }
 
-/** What the bars were dragged to is shown as an edit; the file is as it was. */
+/** Show the dragged batch size as an edit; the file is unchanged. */
 function release(): void {
   const found = batch.value;
   if (at.value < 0 || !found) return;
@@ -93,7 +93,7 @@ export function reset(): void {
   forgetProposal();
 }
 
-/** Called when a new analysis begins: what was dragged was of another text. */
+/** Reset the bars when a new analysis begins, since a drag applies to the previous text. */
 export function settle(): void {
   at.value = -1;
 }
@@ -118,9 +118,9 @@ export function Bars() {
 function note(found: Batch, can: boolean): string {
   if (found.read_only) return `Read-only: ${found.read_only}.`;
   if (found.measuring) return "Other batch sizes are being measured; then the bars can be dragged.";
-  if (!can) return `Other batch sizes are not known: ${found.reason || "none was measured"}.`;
+  if (!can) return `Other batch sizes are unknown: ${found.reason || "none was measured"}.`;
   const sure = found.reason ? ` Only measured sizes, because ${found.reason}.` : "";
-  const knee = found.knee ? ` A sample costs another time from ${count(found.knee)} on.` : "";
+  const knee = found.knee ? ` The time per sample changes from ${count(found.knee)} on.` : "";
   const most = found.max_batch ? ` At most ${count(found.max_batch)} fit.` : "";
   return `Drag a bar, or use the arrow keys; ${found.file} changes when you save it.${knee}${most}${sure}`;
 }

@@ -86,7 +86,7 @@ export function treeOf(
       sums.set(key, sum);
     }
     sum.phases[columns.phase[task]] += time[task];
-    // The rest of something, such as the begin of a step, is no call.
+    // A remainder, such as the start of a step, is not a call.
     if (columns.duration[task] > 0 || columns.kind[task] > 0) sum.calls += 1;
   }
   for (const { levels, task, phases, calls } of sums.values()) {
@@ -101,7 +101,7 @@ export function treeOf(
     add(at);
     levels.forEach((level, depth) => {
       const last = depth === levels.length - 1;
-      // An operator is no module of the same name.
+      // An operator differs from a module of the same name.
       const key = `${at.key}/${last ? "·" : ""}${level}`;
       let child = at.children.get(key);
       if (!child) {
@@ -129,7 +129,7 @@ const tree = computed(() => treeOf(step.value, group.value, measure.value));
 export function Breakdown() {
   const now = step.value;
   if (!now.size) {
-    return <Empty title="No tasks" text="There is nothing to break down: the graph is empty." />;
+    return <Empty title="No tasks" text="The graph is empty." />;
   }
   const { root, waited } = tree.value;
   const lanes = now.tracks.length;
@@ -218,8 +218,8 @@ export function Breakdown() {
       </div>
       <p class="faint">
         {measure.value === "path"
-          ? "Times on the critical path: together with the untracked time they are the step, to the nanosecond."
-          : "All work on all lanes; lanes run beside each other, so this is more than the step."}
+          ? "Times on the critical path: with the untracked time they sum to the step, to the nanosecond."
+          : "All work on all lanes; lanes run in parallel, so this exceeds the step."}
         {group.value === "source line"
           ? " A line is the first one of yours that calls the module; its backward pass counts to it."
           : ""}
@@ -228,7 +228,7 @@ export function Breakdown() {
   );
 }
 
-// What is opened from the start: levels that most of the step lies below.
+// Levels that contain most of the step are open initially.
 const OPEN_SHARE = 0.12;
 const OPEN_DEPTH = 1;
 const MOST_ROWS = 2000;

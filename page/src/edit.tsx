@@ -1,4 +1,4 @@
-// Edits of the user's file: shown as a diff, written when confirmed, taken back to the byte.
+// Edits of the user's file: shown as a diff, written when confirmed, undone byte for byte.
 
 import { signal } from "@preact/signals";
 import { ask, batch, faultOf, now } from "./live";
@@ -15,7 +15,7 @@ interface Proposal {
 
 export const proposal = signal<Proposal | null>(null);
 export const fault = signal<Fault | null>(null);
-/** What is being done with the file; empty where nothing is. */
+/** The running operation on the file; empty if there is none. */
 const busy = signal("");
 
 async function attempt(doing: string, deed: () => Promise<void>): Promise<void> {
@@ -37,7 +37,7 @@ export function propose(
   digest?: string | null,
 ): Promise<void> {
   proposal.value = null;
-  return attempt("looking for the place of the edit", async () => {
+  return attempt("finding the place of the edit", async () => {
     const found = await ask<{ diff: string; note: string; digest: string }>({
       do: "preview",
       ...change,
@@ -62,7 +62,7 @@ function save(): Promise<void> {
 
 export function undo(): Promise<void> {
   proposal.value = null;
-  return attempt("taking the edit back", async () => void (await ask({ do: "undo" })));
+  return attempt("undoing the edit", async () => void (await ask({ do: "undo" })));
 }
 
 export function FaultBox() {
@@ -82,7 +82,7 @@ export function FaultBox() {
   );
 }
 
-/** Of a unified diff what changes, with a line on either side. */
+/** The changed lines of a unified diff, with one line of context. */
 function changes(diff: string): string[] {
   const lines = diff
     .split("\n")
@@ -93,7 +93,7 @@ function changes(diff: string): string[] {
   );
 }
 
-/** The diff that waits to be confirmed. */
+/** The diff that awaits confirmation. */
 export function Confirm() {
   const one = proposal.value;
   if (!one) return busy.value ? <p class="faint small">{busy.value}</p> : null;
@@ -131,7 +131,7 @@ export function Undo() {
   );
 }
 
-/** In the switchboard of a live page: write what is switched on into the file. */
+/** Button of a live page's switchboard that writes the selected techniques into the file. */
 export function Apply() {
   const on = chosen.value;
   if (!on) return null;

@@ -13,6 +13,12 @@ const SIZES: [string, number][] = [
   ["MiB", 2 ** 20],
   ["KiB", 2 ** 10],
 ];
+const PREFIXES: [string, number][] = [
+  ["T", 1e12],
+  ["G", 1e9],
+  ["M", 1e6],
+  ["k", 1e3],
+];
 // What would round to "1000 µs" is "1.00 ms".
 const ALMOST = 0.9995;
 
@@ -59,6 +65,14 @@ const WHOLE = new Intl.NumberFormat("en-US");
 
 export function count(value: number): string {
   return WHOLE.format(value);
+}
+
+/** A large count in three digits, with a decimal prefix. */
+export function scaled(value: number): string {
+  for (const [prefix, scale] of PREFIXES) {
+    if (value >= scale * ALMOST) return `${significant(value / scale)} ${prefix}`;
+  }
+  return count(Math.round(value));
 }
 
 export function plural(value: number, one: string, many = `${one}s`): string {

@@ -5,7 +5,7 @@ import { bytes, count, duration, percent, significant } from "./format";
 import { now } from "./live";
 import { chosen, dark, doc, hasDoc, help, live, selection, view, views } from "./state";
 
-// From this ratio on, what the steps took while recorded is shown beside what the step takes.
+// From this ratio on, the recorded steps' time is shown next to the step's own time.
 const DIFFERS = 1.15;
 
 export function Header() {
@@ -67,7 +67,7 @@ function Figures() {
   const { run } = doc();
   const interval = run.interval_ns;
   const seen = medianSeen();
-  const idle = run.recorded_ns.wall_median && onOneCore() ? "as on an idle core; " : "";
+  const idle = run.recorded_ns.wall_median && onOneCore() ? " on an idle core" : "";
   return (
     <dl class="figures">
       <div>
@@ -75,13 +75,11 @@ function Figures() {
         <dd>
           <b>{run.tasks ? duration(run.step_ns) : "–"}</b>
           {interval ? (
-            <span class="faint">
-              {" "}
-              {idle}
-              {duration(interval[0])} – {duration(interval[1])} when recorded again
-            </span>
+            <div class="faint">
+              {duration(interval[0])} – {duration(interval[1])} when recorded again{idle}
+            </div>
           ) : null}
-          {seen ? <span> median seen: {duration(seen)}</span> : null}
+          {seen ? <div>measured median: {duration(seen)}</div> : null}
         </dd>
       </div>
       <div>
@@ -95,8 +93,8 @@ function Figures() {
           <dt>samples per second</dt>
           <dd>
             <b>{rate((run.samples / run.step_ns) * 1e9)}</b>
-            <span class="faint"> {count(run.samples)} a step</span>
-            {seen ? <span> seen: {rate((run.samples / seen) * 1e9)}</span> : null}
+            <div class="faint">{count(run.samples)} per step</div>
+            {seen ? <div>measured median: {rate((run.samples / seen) * 1e9)}</div> : null}
           </dd>
         </div>
       ) : null}
@@ -104,12 +102,11 @@ function Figures() {
         <dt>tasks</dt>
         <dd>
           <b>{count(run.tasks)}</b>
-          <span class="faint">
-            {" "}
+          <div class="faint">
             {Object.entries(run.shares)
               .map(([name, share]) => (share > 0.9995 ? name : `${percent(share)} ${name}`))
               .join(", ")}
-          </span>
+          </div>
         </dd>
       </div>
       <div class="where">

@@ -14,7 +14,7 @@ const KEYS: [string, string][] = [
   ["F", "fit the chosen task"],
   ["PgUp, PgDn", "lanes above, lanes below"],
   ["T", "light or dark"],
-  ["Esc", "let go of the task; close this"],
+  ["Esc", "deselect the task; close this"],
   ["Tab, Space", "switches and buttons, as everywhere"],
 ];
 

@@ -1,4 +1,4 @@
-// What was predicted on this machine, beside what was measured later.
+// Predictions made on this machine, and the later measurements.
 
 import { Empty, Intervals, Keys, ScaleHead, scaleOf } from "./parts";
 import { times } from "./format";
@@ -14,7 +14,7 @@ export function HistoryView() {
         text={
           history.state === "failed"
             ? history.note
-            : "No prediction was measured on this machine yet. Measuring one shows here how far off it was, and sets how wide the next intervals are:"
+            : "No prediction was measured on this machine yet. Measure one to see its error here; later intervals adapt to it:"
         }
       >
         <code>slipstream prove WORKLOAD --technique {doc().what_ifs.best ?? "amp:bf16"}</code>

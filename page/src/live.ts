@@ -1,4 +1,4 @@
-// The page without a file: analyses come over a WebSocket, and so do answers to what is asked.
+// The page without a file: analyses and answers to requests come over a WebSocket.
 
 import { effect, signal } from "@preact/signals";
 import { fetchData } from "./data";
@@ -87,7 +87,7 @@ export interface Fault {
   remedy: string | null;
 }
 
-/** connecting; open; lost: trying again; ended: the server is another one by now. */
+/** connecting; open; lost: trying again; ended: another server has replaced it. */
 export const connection = signal<"connecting" | "open" | "lost" | "ended">("connecting");
 export const now = signal<LiveState | null>(null);
 export const costs = signal<Costs | null>(null);
@@ -116,7 +116,7 @@ export class Refused extends Error {
   }
 }
 
-/** What the server answers; rejected with `Refused` where it says why not. */
+/** Send a request and return the server's answer; rejects with `Refused` if the server refuses. */
 export function ask<T>(request: Record<string, unknown>): Promise<T> {
   return new Promise((resolve, reject) => {
     if (!socket || socket.readyState !== WebSocket.OPEN) {
@@ -168,12 +168,12 @@ async function reconnect(): Promise<void> {
       return;
     }
   } catch {
-    // Nobody listens. Perhaps somebody will again.
+    // No server listens; one may start again.
   }
   connect();
 }
 
-// What arrives, as the server writes it.
+// Messages in the server's format.
 // eslint-disable-next-line @typescript-eslint/no-explicit-any
 function hear(message: any): void {
   switch (message.type) {
@@ -200,7 +200,7 @@ function hear(message: any): void {
   }
 }
 
-/** What was simulated of another text of the file. */
+/** Discard simulations of an earlier text of the file. */
 function forget(): void {
   extra.value = new Map();
   refused.value = new Map();
@@ -216,13 +216,13 @@ async function draw(document: string): Promise<void> {
     );
     if (drawn === document) begin(data);
   } catch (error) {
-    // A newer one is on its way; what is drawn stays.
+    // A newer document follows; keep the drawn one.
     if (drawn === document) drawn = "";
     console.debug(error);
   }
 }
 
-/** Simulate what is switched on as soon as it is, where the document does not know it. */
+/** Simulate a selection immediately if the document does not contain it. */
 effect(() => {
   const name = selectionName.value;
   if (!live.value || !selection.value.size || chosen.value) return;

@@ -1,4 +1,4 @@
-// The first view of a live page: how the analysis is, bars to drag, costs beside the source lines.
+// The first view of a live page: state of the analysis, bars to drag, costs next to source lines.
 
 import { effect, signal } from "@preact/signals";
 import type { Signal } from "@preact/signals";
@@ -19,7 +19,7 @@ const SAID: Record<string, string> = {
   failed: "failed",
 };
 
-/** How fresh the numbers are, beside the title. */
+/** State of the numbers, next to the title. */
 export function Badge() {
   const state = now.value;
   const lost = connection.value !== "open";
@@ -40,7 +40,7 @@ export function Badge() {
   );
 }
 
-/** In place of a view that has nothing to draw yet. */
+/** Replaces a view that has nothing to draw yet. */
 export function Waiting() {
   if (connection.value === "open" && now.value?.state === "failed") {
     return (
@@ -58,18 +58,18 @@ function Trouble({ drawn }: { drawn: boolean }) {
     return (
       <Empty
         title="This session has ended"
-        text="slipstream live was started anew since this page was opened. Open the address that it printed then."
+        text="slipstream live was restarted after this page was opened. Open the address that it printed."
       />
     );
   }
   if (connection.value === "lost" && !state) {
-    return <Empty title="The server does not answer" text="This page tries again by itself." />;
+    return <Empty title="The server does not answer" text="This page retries automatically." />;
   }
   if (drawn || state?.state === "failed") return null;
   return (
     <Empty
       title={state ? `Analysing ${state.workload}` : "Connecting"}
-      text="The step is run a few times; the first numbers take seconds."
+      text="The step runs a few times; first numbers appear within seconds."
     />
   );
 }
@@ -95,7 +95,7 @@ export function LiveView() {
             <div>
               <h2>
                 This step{" "}
-                <span class="faint">{state?.stale ? "as it was before the last save" : ""}</span>
+                <span class="faint">{state?.stale ? "from before the last save" : ""}</span>
               </h2>
               <Bars />
             </div>
@@ -131,7 +131,7 @@ function ProblemBox() {
           {file}
           {problem.line ? `:${problem.line}` : ""}
         </b>{" "}
-        cannot be analysed; save it again when it is mended.
+        cannot be analysed; save it again after fixing it.
       </p>
       <pre>{problem.what}</pre>
       {problem.remedy ? <p>{problem.remedy}</p> : null}
@@ -139,7 +139,7 @@ function ProblemBox() {
   );
 }
 
-/** What was predicted before an edit, and what the step then measured. */
+/** The prediction before an edit, and the step measured after it. */
 function Held({ expected }: { expected: Expected }) {
   const known = costs.value!;
   const [predicted, low, high] = expected.step_ns;
@@ -196,7 +196,7 @@ interface Answer {
   reason: boolean;
 }
 
-/** Ask the server, and say in one line what it answers. */
+/** Ask the server, and show its answer in one line. */
 async function answered<T extends { reason?: string | null }>(
   line: Signal<Answer | null>,
   meanwhile: string,
@@ -313,7 +313,7 @@ function Elsewhere() {
         Simulate
       </button>
       <p class={there.value?.reason ? "faint small" : "small"} aria-live="polite" id="there">
-        {there.value?.text ?? "Its devices are taken to compute as this one does."}
+        {there.value?.text ?? "Its devices are assumed to compute like this one."}
       </p>
     </div>
   );
@@ -339,10 +339,10 @@ function OtherDevice() {
   const predict = (name: string) =>
     void answered<DevicePrediction>(
       onDevice,
-      "predicting; what was never timed is timed first, which may take a minute",
+      "predicting; operators without timings are timed first, which may take a minute",
       { do: "device", device: name },
       (found) =>
-        `${duration(found.step_ns)} a step, ${times(found.speedup)} [${times(found.speedup_interval[0])}, ${times(found.speedup_interval[1])}]: ${found.about} (${found.known})`,
+        `${duration(found.step_ns)} per step, ${times(found.speedup)} [${times(found.speedup_interval[0])}, ${times(found.speedup_interval[1])}]: ${found.about} (${found.known})`,
     );
   return (
     <div class="elsewhere">
@@ -361,7 +361,7 @@ function OtherDevice() {
         Predict
       </button>
       <p class={onDevice.value?.reason ? "faint small" : "small"} aria-live="polite" id="on-device">
-        {onDevice.value?.text ?? "Measured here, or known by a data sheet."}
+        {onDevice.value?.text ?? "Measured here, or from a data sheet."}
       </p>
     </div>
   );
@@ -390,7 +390,7 @@ function Past() {
   );
 }
 
-// What was dragged, proposed or asked for belongs to the text that was there.
+// Drags, proposals and requests belong to the previous text.
 let number = 0;
 effect(() => {
   const next = now.value?.number ?? 0;

@@ -1,4 +1,4 @@
-// Memory over the step by role, and what lives at the moment under the cursor.
+// Memory over the step by role, and the tensors alive at the time under the cursor.
 
 import { effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
@@ -196,7 +196,7 @@ function Roles({ memory, at }: { memory: Memory; at: number }) {
         <span class="faint">
           {pinned.value === null ? ", the peak" : ""}
           {memory.points > memory.times.length
-            ? `; the curve shows ${count(memory.times.length)} of ${count(memory.points)} moments, the highest of each stretch`
+            ? `; the curve shows ${count(memory.times.length)} of ${count(memory.points)} moments, the maximum of each interval`
             : ""}
         </span>
       </h2>

@@ -2,7 +2,7 @@
 
 import { signal } from "@preact/signals";
 import { Choice } from "./breakdown";
-import { bytes, count, duration, percent, plainName, significant, times } from "./format";
+import { bytes, count, duration, percent, plainName, scaled, significant, times } from "./format";
 import { Bar, Empty, Name, Notes } from "./parts";
 import { doc } from "./state";
 import type { MovedRow } from "./types";
@@ -98,8 +98,10 @@ function Line(props: { row: MovedRow; most: number; step: number; known: boolean
         <Bar share={row.moved_bytes / most} colour="var(--faint)" />
         <Bar share={row.needed_bytes / most} />
       </td>
-      <td class="right">{row.operations ? `${significant(row.operations / 1e6)} M` : "0"}</td>
-      <td class="right">{significant(row.intensity)}</td>
+      <td class="right">{scaled(row.operations)}</td>
+      <td class="right">
+        {row.intensity > 0 && row.intensity < 0.01 ? "< 0.01" : significant(row.intensity)}
+      </td>
       {props.known ? <td class="right">{row.gap === null ? "–" : times(row.gap)}</td> : null}
       <td class="right">{count(row.tasks)}</td>
     </tr>

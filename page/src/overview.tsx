@@ -1,4 +1,4 @@
-// The answer on one screen: where the time goes, where the memory goes, what would help.
+// The overview on one screen: where time and memory go, and what would help.
 
 import { sorted, treeOf } from "./breakdown";
 import { colours, roleColour } from "./colours";
@@ -8,12 +8,12 @@ import { dark, doc, drawnAsRecorded, query, selectionName, step, view } from "./
 import type { View } from "./state";
 import { Ranking } from "./whatifs";
 
-/** As many rows of this height as the window has room for below what stands above them. */
+/** The number of rows of this height that fit below the content above them. */
 function room(above: number, row: number, least: number, most: number): number {
   return Math.min(Math.max(Math.floor((window.innerHeight - above) / row), least), most);
 }
 
-// An operator of less than this share of the step is one of the others.
+// Operators below this share of the step are grouped as others.
 const SEEN = 0.001;
 const PHASE_NAMES = ["other", "forward", "backward", "optimizer"];
 
@@ -24,7 +24,7 @@ export function Overview() {
     return (
       <Empty
         title="This step has no tasks"
-        text="Nothing ran in it, or nothing of it was recorded. Record it again with:"
+        text="Nothing ran in it, or nothing was recorded. Record it again with:"
       >
         <code>slipstream profile WORKLOAD -o run.slipgraph</code>
       </Empty>
@@ -153,7 +153,7 @@ interface Part {
   colour: string;
 }
 
-// What is smaller than this share is told as one.
+// Parts below this share are merged.
 const SMALL = 0.005;
 
 function Stack(props: { label: string; parts: Part[]; unit: (value: number) => string }) {

@@ -17,7 +17,7 @@ export function Empty(props: { title: string; text: string; children?: Component
   );
 }
 
-/** What the reader should keep in mind, one sentence a line. */
+/** Notes for the reader, one sentence per line. */
 export function Notes({ lines }: { lines: string[] }) {
   if (!lines.length) return null;
   return (
@@ -47,10 +47,10 @@ export function Reasons({ title, found }: { title: string; found: Refusal[] }) {
   );
 }
 
-// What tells `..._for_cpu` from `..._for_cpu_backward`, and `_foreach_mul_` from `_foreach_add_`.
+// Enough to distinguish `..._for_cpu` from `..._for_cpu_backward`, and `_foreach_mul_` from `_foreach_add_`.
 const TAIL = 14;
 
-/** A name without a line break; where it is too long, its middle is left out. */
+/** A name without a line break; a long one is shortened in the middle. */
 export function Name({ text }: { text: string }) {
   return (
     <span class="middle" title={text}>
@@ -92,7 +92,7 @@ export interface Scale {
   high: number;
 }
 
-// How much slower than this something is interests nobody; it is drawn as beyond the edge.
+// Anything slower is drawn at the edge, because the exact value does not matter.
 const LOWEST = 0.6;
 
 /** A logarithmic axis of speed-ups that holds 1x and all of these that are not far below it. */
@@ -186,7 +186,7 @@ export function Keys() {
   );
 }
 
-/** What a number rests on: shares by provenance, the strongest first. */
+/** Shares of a number's provenances, the strongest first. */
 export function RestsOn({ shares }: { shares: Shares }) {
   const rows = Object.entries(shares)
     .filter(([, share]) => share > 0)

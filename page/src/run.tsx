@@ -1,4 +1,4 @@
-// How the step was recorded, on what machine, and what its numbers rest on.
+// How and on which machine the step was recorded, and where its numbers come from.
 
 import { count, duration, percent } from "./format";
 import { Notes } from "./parts";
@@ -10,9 +10,9 @@ const MEANINGS: [string, string][] = [
   ["fitted", "from a curve through measurements"],
   ["roofline", "from arithmetic and bytes, and the machine's measured limits"],
   ["simulated", "from the event engine"],
-  ["datasheet", "what the maker of the hardware says"],
-  ["assumed", "nobody measured it"],
-  ["user", "what you said"],
+  ["datasheet", "from the hardware's data sheet"],
+  ["assumed", "an assumption, not measured"],
+  ["user", "given by you"],
 ];
 
 export function RunView() {
@@ -20,9 +20,9 @@ export function RunView() {
   const times = run.recorded_ns;
   const clocks: [string, string][] = [
     ["wall_median", "wall clock, median step"],
-    ["wall_minimum", "wall clock, least step"],
+    ["wall_minimum", "wall clock, minimum step"],
     ["cpu_median", "CPU time, median step"],
-    ["cpu_minimum", "CPU time, least step"],
+    ["cpu_minimum", "CPU time, minimum step"],
   ];
   return (
     <section class="run" aria-label="Run">

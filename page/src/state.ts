@@ -18,9 +18,9 @@ export const VIEWS = [
 
 export type View = "live" | (typeof VIEWS)[number][0];
 
-/** Whether a server brings new documents; a report is one for good. */
+/** Whether a server sends new documents; a report never changes. */
 export const live = signal(false);
-/** The views there are, with their names. */
+/** All views, with their names. */
 export const views = computed<readonly (readonly [View, string])[]>(() =>
   live.value ? [["live", "Live"] as const, ...VIEWS] : VIEWS,
 );
@@ -40,7 +40,7 @@ export interface Focus {
 const source = signal<Data | null>(null);
 let steps: Step[] = [];
 
-/** Show `data`, in place of what was shown before. */
+/** Show `data` instead of the previous document. */
 export function begin(data: Data): void {
   const before = source.value ? step.value.endNs : 0;
   batch(() => {
@@ -78,7 +78,7 @@ export const help = signal(false);
 
 /** Techniques that are switched on. */
 export const selection = signal<ReadonlySet<string>>(new Set());
-/** The step that is drawn: as recorded, or as the selection would make it where that is known. */
+/** The step that is drawn: as recorded, or with the selection applied if that was simulated. */
 export const step = signal<Step>(undefined as unknown as Step);
 /** The part of the step that the timeline shows, in nanoseconds. */
 export const shown = signal<[number, number]>([0, 1]);
@@ -86,7 +86,7 @@ export const hovered = signal<Focus | null>(null);
 export const focused = signal<Focus | null>(null);
 export const query = signal("");
 export const matches = computed(() => (query.value ? step.value.find(query.value) : null));
-/** The match that was gone to last. */
+/** The last visited match. */
 export const matchAt = signal(-1);
 
 /** What a live page's server simulated on top of what the document knows, by sorted parts. */
@@ -104,10 +104,10 @@ function keyOf(parts: Iterable<string>): string {
   return [...parts].sort().join("+");
 }
 
-/** The selection in the grammar of the command line. */
+/** The selection as a technique spec. */
 export const selectionName = computed(() => [...selection.value].join("+"));
 
-/** What is known of the selection; null where nothing is on or it was not simulated. */
+/** The prediction of the selection; null if nothing is on or it was not simulated. */
 export const chosen = computed<Prediction | null>(() =>
   selection.value.size ? (byParts.value.get(keyOf(selection.value)) ?? null) : null,
 );
@@ -167,7 +167,7 @@ export function show(from: number, to: number): void {
   shown.value = [left, left + width];
 }
 
-/** Zoom by `factor` about the moment that lies at `share` of the width. */
+/** Zoom by `factor` about the time at `share` of the width. */
 export function zoom(factor: number, share = 0.5): void {
   const [from, to] = shown.value;
   const width = to - from;

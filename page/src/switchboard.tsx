@@ -1,4 +1,4 @@
-// Switches for techniques; the step as the chosen ones together would make it.
+// Switches for techniques, and the predicted step with the chosen ones.
 
 import { bytes, change, duration, times } from "./format";
 import { Apply } from "./edit";
@@ -19,7 +19,7 @@ import {
 export function Switchboard() {
   const { what_ifs: found } = doc();
   const singles = found.predictions.filter((p) => p.parts.length === 1).map((p) => p.technique);
-  // A live page simulates what nobody asked for in advance when it is switched on.
+  // A live page simulates further techniques when they are switched on.
   const without = [...found.not_applicable, ...found.failed].map((one) => one.technique);
   const known = new Set([...singles, ...without]);
   const more = live.value ? (found.offered ?? []).filter((name) => !known.has(name)) : [];
@@ -34,7 +34,7 @@ export function Switchboard() {
       ) : (
         <p class="faint">
           {found.state === "ready"
-            ? "No technique applies to this step; What-ifs says why."
+            ? "No technique applies to this step; What-ifs lists the reasons."
             : `There are no switches: ${found.reason}.`}
         </p>
       )}
@@ -110,7 +110,7 @@ function Outcome() {
   );
 }
 
-/** A combination that the server was asked for. */
+/** A combination requested from the server. */
 function Asked({ name }: { name: string }) {
   const reason = refused.value.get(name);
   return (
@@ -121,7 +121,7 @@ function Asked({ name }: { name: string }) {
   );
 }
 
-/** One group a technique, its settings beside each other. */
+/** One group per technique, with its settings next to each other. */
 function Switches({ singles }: { singles: string[] }) {
   const groups = new Map<string, string[]>();
   for (const single of singles) {
@@ -139,7 +139,7 @@ function Switches({ singles }: { singles: string[] }) {
         All off
       </button>
       <p class="faint small">
-        The figure beside a switch is what it makes of the speed-up together with those that are on.
+        The figure next to a switch is its factor of the speed-up, together with those that are on.
       </p>
     </>
   );
@@ -156,7 +156,7 @@ function Switch({ name }: { name: string }) {
   );
 }
 
-/** What switching it now would give: the speed-up after it, over the speed-up before it. */
+/** The effect of switching it now: the speed-up after it over the speed-up before it. */
 function Effect({ name, on }: { name: string; on: boolean }) {
   const others = [...selection.value].filter(
     (part) => part !== name && nameOf(part) !== nameOf(name),
@@ -165,7 +165,7 @@ function Effect({ name, on }: { name: string; on: boolean }) {
   const after = predictionOf([...others, name]);
   if (!after || (others.length > 0 && !before)) {
     return (
-      <span class="faint" title="not simulated together with those that are on">
+      <span class="faint" title="not simulated together with the selected ones">
         ?
       </span>
     );

@@ -337,7 +337,7 @@ function placeOf(places: Place[], focus: Focus, now: Step): Place | undefined {
   });
 }
 
-/** What lies under the pointer. */
+/** The span under the pointer. */
 function hit(canvas: HTMLCanvasElement, holder: HTMLElement, event: MouseEvent): Focus | null {
   const area = canvas.getBoundingClientRect();
   const [x, y] = [event.clientX - area.left, event.clientY - area.top];
@@ -499,7 +499,7 @@ function neighbour(by: number): void {
   }
 }
 
-/** All that is known of the span under the pointer, or of the chosen one. */
+/** Details of the span under the pointer, or of the chosen one. */
 function Detail() {
   const now = step.value;
   const focus = hovered.value ?? focused.value;
@@ -516,7 +516,7 @@ function Detail() {
               </button>
             </>
           ) : (
-            "Point at a task, or press N, for what it is."
+            "Point at a task, or press N, for its details."
           )}
         </p>
         <p>

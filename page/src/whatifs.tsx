@@ -25,15 +25,15 @@ export function WhatIfView() {
       {found.ranked.length ? (
         <Ranking names={found.ranked} />
       ) : (
-        <p>No technique that is installed applies to this step.</p>
+        <p>No installed technique applies to this step.</p>
       )}
       <p class="faint">
         Speed-up is the time of a sample before over after, with its 90 % interval; 1x is no change.
         {found.pareto_front.length
-          ? " A star marks what nothing else beats in time, memory and numbers at once."
+          ? " A star marks what is Pareto-optimal in time, memory and numerics."
           : ""}
         {all
-          ? ` The switchboard knows ${done} of ${plural(all, "combination")} of up to four.`
+          ? ` The switchboard has ${done} of ${plural(all, "combination")} of up to four.`
           : ""}
       </p>
       {found.ranked.length ? <MeasuredNote found={found} /> : null}
@@ -47,7 +47,7 @@ function Failures({ found }: { found: WhatIfs }) {
   return <Reasons title="What could not be simulated" found={found.failed} />;
 }
 
-/** How to read the measured column; once, where nothing was measured, how to fill it. */
+/** How to read the measured column, or how to fill it if nothing was measured. */
 function MeasuredNote({ found }: { found: WhatIfs }) {
   const shown = found.predictions.filter((p) => found.ranked.includes(p.technique));
   const known = shown.filter((p) => p.measured);
@@ -198,7 +198,7 @@ function Line(props: { p: Prediction; scale: { low: number; high: number }; brie
             </span>
           ))}
           {found.pareto_front.includes(p.technique) ? (
-            <span class="star" title="nothing else beats it in time, memory and numbers at once">
+            <span class="star" title="Pareto-optimal in time, memory and numerics">
               {" "}
               ★
             </span>

@@ -60,7 +60,7 @@ async function start(): Promise<void> {
     await client.start();
   } catch {
     client = undefined;
-    void sayHowToStart(command); // nobody waits until it is read
+    void sayHowToStart(command); // not awaited
   }
 }
 
