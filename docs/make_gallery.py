@@ -1,8 +1,8 @@
-"""Make the pictures in ``docs/gallery``: a real session with an example, in a real browser.
+"""Make the screenshots in ``docs/gallery``: a real session with an example, in a real browser.
 
     .venv/bin/python docs/make_gallery.py
 
-Needs Chromium and its driver. The figures in the pictures are what this machine measured.
+Needs Chromium and its driver. The figures in them are measured on this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT_S = 600.0
 
 
 def main() -> None:
-    """A session: analyse, drag, save, measure."""
+    """Run a session: analyse, drag, save, measure."""
     GALLERY.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "language_model.py"
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def until(page: Browser, script: str) -> None:
-    """Wait until `script` says so."""
+    """Wait until `script` returns true."""
     end = time.monotonic() + LIMIT_S
     while not page.run(script):
         if time.monotonic() > end:
@@ -66,14 +66,14 @@ def until(page: Browser, script: str) -> None:
 
 
 def take(page: Browser, name: str) -> None:
-    """What is seen, as ``docs/gallery/NAME.png``, in 128 colours."""
+    """Save a screenshot as ``docs/gallery/NAME.png``, in 128 colours."""
     from PIL import Image
 
     time.sleep(0.5)
     path = GALLERY / f"{name}.png"
     page.screenshot(path)
-    with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(128)
+    with Image.open(path) as image:
+        small = image.convert("RGB").quantize(128)
     small.save(path, optimize=True)
 
 

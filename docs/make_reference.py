@@ -87,7 +87,7 @@ def make(folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Write the reference and say where it is."""
+    """Write the reference and print its path."""
     if len(sys.argv) != 2:
         sys.exit("usage: python docs/make_reference.py FOLDER")
     try:

@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 WORDS, PADDING = 100, 0
-# Of every ten words the first is kind and the second is not; the others say nothing.
+# Of every ten words the first is kind and the second unkind; the others are neutral.
 KIND, UNKIND = 1, 2
 
 
 @dataclass
 class ClassifierOutput:
-    """What the model returns; `loss` only when it was given labels."""
+    """The model's output; `loss` is None without labels."""
 
     logits: torch.Tensor
     loss: torch.Tensor | None = None
@@ -46,8 +46,8 @@ class TextClassifier(nn.Module):
         """[batch, time] int64, [batch, time] bool, [batch] int64."""
         x = self.words(input_ids) + self.positions
         x = self.encoder(x, src_key_padding_mask=~attention_mask)
-        kept = attention_mask.unsqueeze(-1)
-        logits = self.head((x * kept).sum(1) / kept.sum(1))
+        mask = attention_mask.unsqueeze(-1)
+        logits = self.head((x * mask).sum(1) / mask.sum(1))
         loss = None if labels is None else cross_entropy(logits, labels)
         return ClassifierOutput(logits, loss)
 

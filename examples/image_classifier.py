@@ -1,4 +1,4 @@
-"""A small residual network that tells noisy discs, squares, crosses and rings apart.
+"""A small residual network that classifies noisy discs, squares, crosses and rings.
 
     python examples/image_classifier.py --steps 100
     slipstream advise examples/image_classifier.py:make_workload
@@ -18,7 +18,7 @@ SIDE = 32
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut; a stride halves the image."""
+    """Two convolutions with a shortcut; a stride halves the image."""
 
     def __init__(self, inputs, outputs, stride=1):
         super().__init__()

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each after a norm and beside a residual."""
+    """Attention and a feed-forward network, each after a norm and with a residual."""
 
     def __init__(self, width, heads, dropout):
         super().__init__()

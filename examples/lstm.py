@@ -3,9 +3,9 @@
     python examples/lstm.py --steps 100
     slipstream advise examples/lstm.py:make_workload
 
-The series are made from a seed, so nothing is downloaded. Gradients are clipped by a step of its
-own, which `make_workload` returns in place of (model, batch, loss, optimizer): slipstream then
-runs exactly this step.
+The series are made from a seed, so nothing is downloaded. A custom step clips gradients;
+`make_workload` returns it instead of (model, batch, loss, optimizer), and slipstream runs exactly
+this step.
 """
 
 import argparse

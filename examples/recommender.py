@@ -34,7 +34,7 @@ class Recommender(nn.Module):
 
 
 class World:
-    """Films with hidden tastes, in place of a log of clicks."""
+    """Films with hidden tastes, instead of a log of clicks."""
 
     def __init__(self, films, genres):
         made = torch.Generator().manual_seed(1)
@@ -42,7 +42,7 @@ class World:
         self.genre = torch.randint(genres, (films,), generator=made)
 
     def pick(self, *shape):
-        """Films by popularity: a few are watched by nearly everybody, most by nearly nobody."""
+        """Films by popularity: nearly all users watch a few, and hardly any watch most."""
         return (len(self.taste) * torch.rand(shape) ** 10).long()
 
     def draw(self, batch_size, watched):

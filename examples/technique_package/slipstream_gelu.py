@@ -39,7 +39,7 @@ class Gelu(TechniqueSettings):
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL, variants=("gelu:erf", "gelu:tanh"))
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no module would change."""
+        """Return why no module would change, or None."""
         if "GELU" not in graph.meta.get("modules", {}).values():
             return "the model has no nn.GELU; where it calls gelu() itself, edit that call"
         if not self._changed(graph):
@@ -47,7 +47,7 @@ class Gelu(TechniqueSettings):
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Each GELU as it was recorded, and by the other formula."""
+        """Return each recorded GELU, and the same with the other formula."""
         return required_timings(graph, self._changed(graph))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
@@ -93,19 +93,19 @@ class Gelu(TechniqueSettings):
 
     @property
     def _approximate(self) -> str:
-        """What torch calls the formula."""
+        """The formula's name in torch."""
         return "tanh" if self.form == "tanh" else "none"
 
     def _changed(self, graph: Graph) -> dict[int, Call]:
-        """By task: the call it would make. Of modules only, as `apply` changes no others."""
+        """Return the new call of each task of a module, since `apply` changes only modules."""
         classes = graph.meta.get("modules", {})
-        found = {}
-        for task, number in enumerate(graph.tasks.call):
-            call = graph.calls[number] if number >= 0 else None
+        changed = {}
+        for number in range(len(graph)):
+            task = graph.task(number)
+            call = task.call
             if call is None or call.name not in _OPERATORS:
                 continue
-            module = graph.string(int(graph.tasks.module[task]))
-            if classes.get(module) == "GELU" and call.arguments[-1] != self._approximate:
+            if classes.get(task.module) == "GELU" and call.arguments[-1] != self._approximate:
                 arguments = (*call.arguments[:-1], self._approximate)
-                found[task] = Call(call.op, arguments, call.outputs)
-        return found
+                changed[number] = Call(call.op, arguments, call.outputs)
+        return changed

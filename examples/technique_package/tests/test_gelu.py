@@ -30,13 +30,13 @@ def graph() -> Graph:
 
 
 def test_it_is_found_by_its_name_and_written_back() -> None:
-    assert [str(one) for one in technique.parse("gelu:tanh")] == ["gelu:tanh"]
+    assert [str(settings) for settings in technique.parse("gelu:tanh")] == ["gelu:tanh"]
 
 
 def test_forward_and_backward_are_predicted_by_the_ratio(graph: Graph, tmp_path: Path) -> None:
-    one, durations = Gelu(), Durations(threads=1, path=tmp_path / "durations.db")
-    durations.measure(one.required_timings(graph))
-    after = one.predict(graph, Context(durations))
+    gelu, durations = Gelu(), Durations(threads=1, path=tmp_path / "durations.db")
+    durations.measure(gelu.required_timings(graph))
+    after = gelu.predict(graph, Context(durations))
     changed = [
         task for task in range(len(graph))
         if graph.tasks.duration_ns[task] != after.tasks.duration_ns[task]
