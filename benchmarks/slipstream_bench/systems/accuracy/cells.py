@@ -1,12 +1,12 @@
-"""Cells of the accuracy grid: one model, one technique, predicted and then measured.
+"""Cells of the accuracy grid: one model and one technique, predicted and then measured.
 
 A family is profiled once, eagerly. Its techniques are predicted from that recording, then applied
-for real and measured against the original in turns, a few of them at a time.
+and measured alternately with the original, a few at a time.
 
-What glibc's heap gives back between steps differs from launch to launch of one program by up to a
-seventh of a step (see `slipstream.graph.page_faults`): no prediction from one launch can be judged
-by another to a few percent. So both sides keep their pages, as `allocator` makes them; families
-with the heap as it is are a group of their own.
+The memory that glibc's heap releases between steps differs between launches of one program, by up
+to a seventh of a step (see `slipstream.graph.page_faults`), so a launch cannot judge a prediction
+from another launch to a few percent. Therefore both sides keep their pages, as `allocator` makes
+them; families with an unchanged heap are a separate group.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from slipstream.workload import Workload
 from slipstream_bench import models
 from slipstream_bench.rows import Bar, not_judged
 
-# A measured interval wider than this (half-width) cannot show the errors the bars speak of.
+# A measured interval wider than this (half-width) cannot show errors of the targets' size.
 _WIDEST = 0.06
 _TARGET = 0.03
-# More arms at once would share the budget too thinly, and memory.
+# More arms at a time would leave too little budget and memory for each.
 _ARMS = 4
 _WORST = 12.0
 AS_IT_IS = "(heap-as-it-is)"
@@ -42,15 +42,15 @@ AS_IT_IS = "(heap-as-it-is)"
 
 @dataclass(frozen=True)
 class Cell:
-    """Speed-ups per sample: how many times faster, as predicted and as measured.
+    """Predicted and measured speed-up per sample of a technique.
 
     Attributes:
-        predicted, predicted_low, predicted_high: with the printed 90 % interval.
-        measured, measured_low, measured_high: NaN when the measurement is not judged.
-        memory_error: the most that tensors of a step take, predicted against measured, relative;
-            NaN where nobody watched.
-        note: why it is not.
-        applies: whether the technique applies to the model at all.
+        predicted, predicted_low, predicted_high: estimate with the printed 90 % interval.
+        measured, measured_low, measured_high: NaN if the measurement is not judged.
+        memory_error: relative error of the predicted peak tensor memory of a step; NaN if it was
+            not measured.
+        note: why the measurement is not judged.
+        applies: whether the technique applies to the model.
     """
 
     model: str
@@ -67,17 +67,17 @@ class Cell:
 
     @property
     def judged(self) -> bool:
-        """Whether the measurement is good enough to judge a prediction by."""
+        """Whether the measurement is precise enough to judge a prediction."""
         return math.isfinite(self.measured)
 
     @property
     def error(self) -> float:
-        """Predicted speed-up against the measured one, relative."""
+        """Relative error of the predicted speed-up."""
         return self.predicted / self.measured - 1
 
     @property
     def inside(self) -> bool:
-        """Whether the printed interval and the measured one have a value in common."""
+        """Whether the printed and the measured interval overlap."""
         return self.predicted_low <= self.measured_high and self.measured_low <= self.predicted_high
 
     @property
@@ -86,7 +86,7 @@ class Cell:
         return f"{self.model} {self.technique}"
 
     def to_row(self) -> Bar:
-        """The cell as a row of the bench, from whose data `from_row` makes it again."""
+        """Return the row of the cell; `from_row` restores the cell from its data."""
         # JSON has no NaN.
         data = {
             name: None if isinstance(value, float) and math.isnan(value) else value
@@ -105,17 +105,17 @@ class Cell:
 
     @classmethod
     def from_row(cls, row: Bar) -> Cell:
-        """The cell behind a recorded row."""
+        """Return the cell of a recorded row."""
         values: dict[str, Any] = {k: math.nan if v is None else v for k, v in row.data.items()}
         return cls(**values)
 
 
 def workload_of(family: str) -> Workload:
-    """A family of this bench; as it is where its name ends so, else with a heap that keeps pages.
+    """Return a family of this bench, whose heap keeps its pages unless its name ends otherwise.
 
     Args:
-        family: a function of `slipstream_bench.models`; followed by `AS_IT_IS` for one whose heap
-            is left alone.
+        family: a function of `slipstream_bench.models`; followed by `AS_IT_IS` to keep the
+            default heap.
     """
     workload = Workload.parse(f"{Path(models.__file__)}:{family.removesuffix(AS_IT_IS)}")
     if family.endswith(AS_IT_IS):
@@ -132,29 +132,28 @@ def measure_cells(
     widest: float = _WIDEST,
     graph: Graph | None = None,
 ) -> Iterator[Cell]:
-    """The cells of one family.
+    """Yield the cells of one family.
 
     Args:
-        family: what its cells are named after.
-        budget: of measuring up to four techniques beside the original.
-        widest: half-width of a measured interval from which on a cell is not judged.
-        graph: the step where it was recorded already.
+        family: prefix of the names of its cells.
+        budget: time to measure up to four techniques and the original.
+        widest: half-width of a measured interval from which a cell is not judged.
+        graph: the step, if it has been recorded.
     """
     if graph is None:
         report(f"{family}: profiling")
-        # What a technique needs to have recorded besides; compiling takes long, so only if asked
-        # for.
+        # What techniques need to have recorded; compiling takes long, so only on request.
         needs = frozenset({"regions"} if any("compile" in name for name in techniques) else ())
         graph = profile(
             workload, threads=1, needs=needs, report=lambda line: report(f"{family}: {line}")
         )
-    found = predict(graph, techniques, report=lambda line: report(f"{family}: {line}"))
-    nothing = (math.nan,) * 3
-    for p in found:
+    predictions = predict(graph, techniques, report=lambda line: report(f"{family}: {line}"))
+    unknown = (math.nan,) * 3
+    for p in predictions:
         if p.why_not is not None:
-            yield Cell(family, p.technique, *nothing, note=f"does not apply: {p.why_not}",
+            yield Cell(family, p.technique, *unknown, note=f"does not apply: {p.why_not}",
                        applies=False)  # fmt: skip
-    usable = [p for p in found if p.why_not is None]
+    usable = [p for p in predictions if p.why_not is None]
     for begin in range(0, len(usable), _ARMS):
         some = usable[begin : begin + _ARMS]
         names = [p.technique for p in some]
@@ -195,6 +194,7 @@ def _cell(
     )  # fmt: skip
 
 
+# Few blocks give an interval from zero to infinity.
 def _memory_error(p: Prediction, result: Comparison) -> float:
     watched = tensor_memory(result.experiment).get(p.technique)
     if watched is None or not p.memory[1]:

@@ -1,8 +1,8 @@
-"""The study's question, simulated: in how many set-ups of a data centre does compression win?
+"""Simulate the share of a data centre's set-ups in which compression wins.
 
 Source: Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems",
-MLSys 2022. Computing times and encoding costs are of the order of a V100's; they are assumed here
-from memory, and the share of wins is told for other assumptions, too.
+MLSys 2022. Computing times and encoding costs have the magnitude of a V100's. They are assumptions
+from memory, and the share of wins is also given for other assumptions.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from slipstream_bench.rows import Bar, BenchOptions
 
 _LINK = "10gbit"
 _WORKERS = (8, 16, 32, 64, 96)
-# Of gradients; and milliseconds of the backward pass at three batch sizes: assumed.
+# Bytes of gradients, and milliseconds of the backward pass at three batch sizes: assumed.
 _MODELS = {
     "resnet50": (97e6, (35.0, 65.0, 122.0)),
     "resnet101": (170e6, (60.0, 110.0, 205.0)),
     "bert-base": (418e6, (110.0, 190.0, 350.0)),
 }
 _BUCKET = 25e6
-# While it communicates, a V100's backward pass takes so many times as long: assumed.
+# Factor by which communication slows a V100's backward pass: assumed.
 _GAMMA = 1.05
 
 
 @dataclass(frozen=True)
 class Method:
-    """How one compresses, at a data centre's scale.
+    """A compressor and its costs in a data centre.
 
     Attributes:
-        share: of the bytes that a worker sends.
-        kind: the collective.
+        share: share of the bytes that a worker sends.
+        kind: kind of the collective.
         cost: milliseconds of encoding and decoding 100 MB, without `per_worker`: assumed.
         per_worker: milliseconds of decoding one worker's 100 MB: assumed.
-        low_rank: whether it is PowerSGD.
+        low_rank: whether the method is PowerSGD.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Method:
 
 
 # Encoding and decoding 97 MB took a V100 45, 64 and 130 ms (PowerSGD), 295, 289 and 240 ms (top-k),
-# 16 ms (sign): the study's table, from memory.
+# and 16 ms (sign), according to the study's table, from memory.
 _METHODS = (
     Method("powersgd:4", 1 / 70, "all_reduce", 46.0, low_rank=True),
     Method("powersgd:8", 1 / 35, "all_reduce", 66.0, low_rank=True),
@@ -64,11 +64,11 @@ _METHODS = (
 
 @dataclass(frozen=True)
 class Assumed:
-    """What is assumed of the data centre, relative to the tables above.
+    """Assumptions about the data centre, relative to the tables above.
 
     Attributes:
-        encoding, computing: times as long.
-        link: of every worker.
+        encoding, computing: factors of the times.
+        link: link of every worker.
     """
 
     encoding: float = 1.0
@@ -78,7 +78,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class SetUp:
-    """A model at a batch size (0 the least), workers, and a way to compress."""
+    """A model at a batch size (0 the smallest), workers, and a compressor."""
 
     model: str
     batch: int
@@ -98,18 +98,18 @@ _OTHERS = {
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """The share as assumed, and how it depends on what is assumed."""
+    """Yield the share under the assumptions, and its dependence on them."""
     bar = "data-centre set-ups in which compression wins"
     every = set_ups()
     if options.wants(bar):
         options.progress(bar)
-        won = [one for one in every if gain(one, Assumed()) > 1.0]
+        won = [set_up for set_up in every if gain(set_up, Assumed()) > 1.0]
         share = 100.0 * len(won) / len(every)
-        low_rank = all(one.method.low_rank for one in won)
+        low_rank = all(set_up.method.low_rank for set_up in won)
         yield Bar(
             bar, share, "%", "<= 5, all of low rank", share <= 5.0 and low_rank, len(every),
             f"{len(won)} of {len(every)} at {_LINK}: " + "; ".join(_split(won))
-            + f"; by 20 % and more: {sum(gain(one, Assumed()) >= 1.2 for one in won)}; "
+            + f"; by 20 % and more: {sum(gain(set_up, Assumed()) >= 1.2 for set_up in won)}; "
             f"encoding {costs_for_share(0.05):.1f} times as long leaves 5 %; times and costs are "
             "assumed",
         )  # fmt: skip
@@ -117,15 +117,15 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         other = f"{bar}: {name}"
         if not options.wants(other):
             continue
-        won = [one for one in every if gain(one, assumed) > 1.0]
+        won = [set_up for set_up in every if gain(set_up, assumed) > 1.0]
         yield Bar(
-            other, 100.0 * len(won) / len(every), "%", "none: shows what the share rests on", None,
+            other, 100.0 * len(won) / len(every), "%", "none: shows what assumptions do", None,
             len(every), f"{len(won)} of {len(every)}: " + "; ".join(_split(won)),
         )  # fmt: skip
 
 
 def set_ups() -> list[SetUp]:
-    """Every one."""
+    """Return all set-ups."""
     return [
         SetUp(model, batch, workers, method)
         for workers, model, batch, method in itertools.product(
@@ -134,32 +134,32 @@ def set_ups() -> list[SetUp]:
     ]
 
 
-def gain(one: SetUp, assumed: Assumed) -> float:
-    """How many times faster a backward pass and its exchange are with compression."""
-    cluster = _cluster(one.workers, assumed.link)
-    nbytes, times = _MODELS[one.model]
-    backward_ms = assumed.computing * times[one.batch]
+def gain(set_up: SetUp, assumed: Assumed) -> float:
+    """Return the speed-up of a backward pass and its exchange with compression."""
+    cluster = _cluster(set_up.workers, assumed.link)
+    nbytes, times = _MODELS[set_up.model]
+    backward_ms = assumed.computing * times[set_up.batch]
     compressed = _compressed_ms(
-        cluster, one.workers, nbytes, backward_ms, one.method, assumed.encoding
+        cluster, set_up.workers, nbytes, backward_ms, set_up.method, assumed.encoding
     )
     return _plain_ms(cluster, nbytes, backward_ms) / compressed
 
 
 def costs_for_share(share: float) -> float:
-    """How many times as long encoding would have to take for so few of the set-ups to win."""
+    """Return the factor of encoding times at which this share of the set-ups wins."""
     least = []
-    for one in set_ups():
-        free = gain(one, Assumed(encoding=0.0))
-        # The step's time is linear in it.
+    for set_up in set_ups():
+        free = gain(set_up, Assumed(encoding=0.0))
+        # The step's time is linear in the factor.
         if free > 1.0:
-            full = gain(one, Assumed())
+            full = gain(set_up, Assumed())
             least.append((1.0 - 1.0 / free) / (1.0 / full - 1.0 / free))
     allowed = int(share * len(set_ups()))
     return sorted(least, reverse=True)[allowed] if len(least) > allowed else 0.0
 
 
 def _split(won: list[SetUp]) -> list[str]:
-    """Who wins, by batch size, method, model and workers."""
+    """Count winning set-ups by batch size, method, model and workers."""
     sizes = ("small", "middle", "large")
     by = (
         [f"{name} batch" for name in sizes],
@@ -168,10 +168,10 @@ def _split(won: list[SetUp]) -> list[str]:
         [f"{count} workers" for count in _WORKERS],
     )
     found = (
-        [f"{sizes[one.batch]} batch" for one in won],
-        [one.method.name for one in won],
-        [one.model for one in won],
-        [f"{one.workers} workers" for one in won],
+        [f"{sizes[set_up.batch]} batch" for set_up in won],
+        [set_up.method.name for set_up in won],
+        [set_up.model for set_up in won],
+        [f"{set_up.workers} workers" for set_up in won],
     )
     return [
         ", ".join(f"{name} {have.count(name)}" for name in names if name in have) or "none"
@@ -189,7 +189,7 @@ def _collective_ms(cluster: Cluster, kind: str, nbytes: float) -> float:
 
 
 def _plain_ms(cluster: Cluster, nbytes: float, backward_ms: float) -> float:
-    """Buckets beside the backward pass; the last one is exposed."""
+    """Return the step's time: buckets overlap with the backward pass, except for the last one."""
     buckets = max(1, round(nbytes / _BUCKET))
     each = _collective_ms(cluster, "all_reduce", nbytes / buckets)
     return max(_GAMMA * backward_ms, (buckets - 1) * each) + each
@@ -198,7 +198,7 @@ def _plain_ms(cluster: Cluster, nbytes: float, backward_ms: float) -> float:
 def _compressed_ms(
     cluster: Cluster, workers: int, nbytes: float, backward_ms: float, method: Method, factor: float
 ) -> float:
-    """After the backward pass, as the study found best."""
+    """Return the step's time with compression after the backward pass, the study's best order."""
     sent = nbytes * method.share
     whole = sent * workers if method.kind == "all_gather" else sent
     computed = factor * nbytes / 100e6 * (method.cost + method.per_worker * workers)
