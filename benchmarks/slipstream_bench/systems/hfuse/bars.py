@@ -1,7 +1,7 @@
-"""``slipstream bench hfuse``: fused kernels against their kernels apart, and loops in one.
+"""``slipstream bench hfuse``: fused kernels compared with separate ones, and merged loops.
 
-Fused CUDA kernels run in an emulated block, Triton's in its interpreter: whether they compute the
-same, not how fast. Loops on a processor are timed, one thread, CPU time.
+Fused CUDA kernels run in an emulated block and Triton's in its interpreter, which checks their
+results, not their speed. Loops on a CPU are timed on one thread, in CPU time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slipstream.techniques.side_by_side.cuda import (
     why_no_nvcc,
 )
 from slipstream.techniques.side_by_side.kernels import DISTANCES, Loop, alone, interleave, product
-from slipstream.techniques.side_by_side.nn import LinearBeside
+from slipstream.techniques.side_by_side.nn import InterleavedLinear
 from slipstream.techniques.side_by_side.technique import SideBySide
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
@@ -42,10 +42,10 @@ from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judg
 from slipstream_bench.systems.hfuse.kernels import PROGRAMS, SPLITS, launch, pairs, programs
 
 _QUICK_PAIRS = 12
-# Of Triton's kernels: every kernel in one of them.
+# Pairs of Triton's kernels that contain every kernel once.
 _QUICK_PROGRAMS = tuple(zip(PROGRAMS[:6], PROGRAMS[6:], strict=True))
-# Registers of a thread that dealing programs out may take beside the larger kernel's; and those
-# that all threads a multiprocessor holds have in any case.
+# Registers per thread that dispatching programs may take in addition to the larger kernel's; and
+# registers that are free in any case at a multiprocessor's maximum number of threads.
 _TO_DEAL, _FREE = 8, 32
 _WITH_BARRIERS = ("block_sums", "warp_sums", "scan", "odd_even", "reverse")
 _ARCHES = ("sm_80", "sm_90")
@@ -59,7 +59,8 @@ _NETWORKS = ((512, 6, 64), (1024, 4, 32), (768, 6, 128), (512, 6, 256))
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: 12 pairs in one split, 2 compiled; full: 190 in three, all compiled twice.
+    """Yield the rows. Quick: 12 pairs in one split, 2 compiled; full: 190 in three, all compiled
+    twice.
 
     Of Triton's kernels 6 pairs, 2 compiled; full: all 66.
     """
@@ -89,8 +90,8 @@ def _equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar
     good, wrong = 0, []
     for number, (first, second) in enumerate(chosen, 1):
         options.progress(f"pair {number} of {len(chosen)}")
-        made = [fuse([launch(first, s), launch(second, (s + 1) % SPLITS)]) for s in splits]
-        if all(emulate(one).equal for one in made):
+        fused = [fuse([launch(first, s), launch(second, (s + 1) % SPLITS)]) for s in splits]
+        if all(emulate(kernel).equal for kernel in fused):
             good += 1
         else:
             wrong.append(f"{first} and {second}")
@@ -101,11 +102,11 @@ def _equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar
     )  # fmt: skip
 
 
-def _no_triton(bar: str, unit: str, wanted: int) -> Bar | None:
-    """The row where Triton is missing; None where it is there."""
+def _no_triton(bar: str, unit: str, target: int) -> Bar | None:
+    """Return the row without Triton; None if it is installed."""
     if importlib.util.find_spec("triton") is not None:
         return None
-    return not_judged(bar, unit, f">= {wanted}", "triton is not installed")
+    return not_judged(bar, unit, f">= {target}", "triton is not installed")
 
 
 def _programs_equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar]:
@@ -138,14 +139,14 @@ def _programs_compile(options: BenchOptions, chosen: list[tuple[str, str]]) -> I
     wrong, more, registers = [], [], []
     for number, (first, second) in enumerate(chosen, 1):
         options.progress(f"Triton's compiler: pair {number} of {len(chosen)}")
-        needs = triton.compiled(triton.fuse([programs(first), programs(second, 1)]), "sm_90")
-        most = max(one.registers for one in needs.alone)
-        more.append(needs.evenly.registers - most)
-        registers.append([*(one.registers for one in needs.alone), needs.evenly.registers])
-        shared = max(one.shared_bytes for one in needs.alone)
-        crowded = needs.evenly.registers > max(most + _TO_DEAL, _FREE)
-        if crowded or needs.evenly.spilled_bytes or needs.evenly.shared_bytes > shared:
-            wrong.append(f"{first} and {second}: {needs}")
+        code = triton.compiled(triton.fuse([programs(first), programs(second, 1)]), "sm_90")
+        most = max(kernel.registers for kernel in code.alone)
+        more.append(code.evenly.registers - most)
+        registers.append([*(kernel.registers for kernel in code.alone), code.evenly.registers])
+        shared = max(kernel.shared_bytes for kernel in code.alone)
+        crowded = code.evenly.registers > max(most + _TO_DEAL, _FREE)
+        if crowded or code.evenly.spilled_bytes or code.evenly.shared_bytes > shared:
+            wrong.append(f"{first} and {second}: {code}")
     detail = (
         f"no spills, shared memory the larger kernel's, registers {min(more)} to {max(more)} over "
         f"the larger kernel's, at most {_TO_DEAL} where they are more than {_FREE}"
@@ -191,16 +192,16 @@ def _compiles(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[
     good, wrong = 0, []
     for number, (first, second) in enumerate(chosen, 1):
         options.progress(f"nvcc: pair {number} of {len(chosen)}")
-        made = fuse([launch(first), launch(second, 1)])
+        fused = fuse([launch(first), launch(second, 1)])
         for arch in _ARCHES if options.full else _ARCHES[1:]:
-            found = compiled(made, arch)
-            most = max(one.registers for one in found.alone) + 8
-            trouble = found.barrier_trouble(made)
-            if found.free.registers > most:
-                trouble = f"{found.free.registers} registers, {most - 8} alone"
-            if found.capped.registers > found.cap:
-                trouble = f"{found.capped.registers} registers over the bound of {found.cap}"
-            if found.free.shared_bytes < max(one.shared_bytes for one in found.alone):
+            code = compiled(fused, arch)
+            most = max(kernel.registers for kernel in code.alone) + 8
+            trouble = code.barrier_trouble(fused)
+            if code.free.registers > most:
+                trouble = f"{code.free.registers} registers, {most - 8} alone"
+            if code.capped.registers > code.cap:
+                trouble = f"{code.capped.registers} registers over the bound of {code.cap}"
+            if code.free.shared_bytes < max(kernel.shared_bytes for kernel in code.alone):
                 trouble = "shared memory is missing"
             if trouble:
                 wrong.append(f"{first} and {second}, {arch}: {trouble}")
@@ -219,17 +220,17 @@ def _cost(options: BenchOptions) -> Iterator[Bar]:
     if not options.wants(bar):
         return
     options.progress(bar)
-    taken = {}
+    times = {}
     with TemporaryDirectory() as folder:
         for lines in (200, 2000):
             body = "\n".join(f"  x[i + {n}] = x[i] * {n}.5f + threadIdx.x;" for n in range(lines))
             path = Path(folder) / f"long{lines}.cu"
             path.write_text(f"__global__ void k(float* x) {{\n  int i = blockIdx.x;\n{body}\n}}\n")
-            given = [parse_launch(f"{path}:k")] * 2
-            taken[lines] = float(np.median(times_s(functools.partial(fuse, given), 3)))
-    per_line = taken[2000] / taken[200] / 10
-    detail = f"2,000 lines take {per_line:.2f} times as long a line"
-    yield at_most(bar, taken[200], 1.0, "s", n=3, detail=detail)
+            launches = [parse_launch(f"{path}:k")] * 2
+            times[lines] = float(np.median(times_s(functools.partial(fuse, launches), 3)))
+    per_line = times[2000] / times[200] / 10
+    detail = f"2,000 lines take {per_line:.2f} times as long per line"
+    yield at_most(bar, times[200], 1.0, "s", n=3, detail=detail)
 
 
 def _interleaved(options: BenchOptions) -> Iterator[Bar]:
@@ -262,7 +263,7 @@ def _interleaved(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _as_long(memory: Loop, turns: int, times: float = 1.0) -> Loop:
-    """Arithmetic that takes `times` as long as `memory`; as long: what a balanced pair is."""
+    """Return arithmetic that takes `times` as long as `memory`, which makes a balanced pair."""
     out = torch.empty(192)
     busy, sweep = alone(Loop("Arithmetic", (out,), (turns,))), alone(memory, _fastest(memory))
     share = times * np.median(times_s(sweep, 5)) / np.median(times_s(busy, 5))
@@ -270,7 +271,7 @@ def _as_long(memory: Loop, turns: int, times: float = 1.0) -> Loop:
 
 
 def _unbalanced(options: BenchOptions) -> Iterator[Bar]:
-    """No pair takes less than its longer loop alone: how near that is, at three ratios."""
+    """Measure how close a pair is to its longer loop alone, the lower bound, at three ratios."""
     count = 4 << 20
     sweep = Loop("Sweep", (torch.randn(count), torch.randn(count)), (count,))
     for words, times in (("half", 0.5), ("as long", 1.0), ("twice", 2.0)):
@@ -289,27 +290,30 @@ def _unbalanced(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _steps(options: BenchOptions) -> Iterator[Bar]:
-    """Whole steps as `-t side_by_side` runs them: with the pairs that its gate lets through."""
+    """Measure whole steps as `-t side_by_side` runs them, with the pairs that its gate accepts."""
     bar, other = "a step with its technique, over torch's", "a step's prediction beside it"
     if not (options.wants(bar, 60) or options.wants(other, 60)):
         return
     gains, errors, words = [], [], []
     for width, layers, rows in _NETWORKS if options.full else _NETWORKS[:1]:
         options.progress(f"a step of {layers} layers of {width}, {rows} rows")
-        made = functools.partial(_network, width, layers, rows)
-        graph = profile(Workload.of(*made()), threads=1)
-        (said,) = predict(graph, parse("side_by_side"))
-        plain, ours = build_from(made(), [], 0, "net"), build_from(made(), [SideBySide()], 0, "net")
+        parts = functools.partial(_network, width, layers, rows)
+        graph = profile(Workload.of(*parts()), threads=1)
+        (prediction,) = predict(graph, parse("side_by_side"))
+        plain, ours = (
+            build_from(parts(), [], 0, "net"),
+            build_from(parts(), [SideBySide()], 0, "net"),
+        )
         ours.step()
-        arms: dict[str, Callable[[], object]] = {"torch": plain.step, "beside": ours.step}
-        gain = paired(arms, blocks=30 if options.full else 10).ratio("torch", "beside").value
-        predicted = 1.0 / said.ratio if isinstance(said, Predicted) else 1.0
+        arms: dict[str, Callable[[], object]] = {"torch": plain.step, "fused": ours.step}
+        gain = paired(arms, blocks=30 if options.full else 10).ratio("torch", "fused").value
+        predicted = 1.0 / prediction.ratio if isinstance(prediction, Predicted) else 1.0
         gains.append(gain)
         errors.append(abs(predicted / gain - 1))
-        pairs = any(isinstance(part, LinearBeside) for part in ours.model)
+        pairs = any(isinstance(part, InterleavedLinear) for part in ours.model)
         words.append(
             f"{layers} x {width}, {rows} rows: {gain:.3f}x, predicted {predicted:.3f}x, "
-            f"{'some' if pairs else 'no'} pairs pay"
+            f"{'some' if pairs else 'no'} pairs selected"
         )
     detail = "AdamW, fused; " + "; ".join(words)
     yield at_least(bar, min(gains), 0.98, "x", n=len(gains), detail=detail)
@@ -317,7 +321,7 @@ def _steps(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _random_steps(options: BenchOptions) -> Iterator[Bar]:
-    """Whatever the shapes and the optimizer, the gate lets nothing slower through."""
+    """Check that the gate accepts nothing slower, for any shapes and optimizer."""
     bar = "random steps that are slower by over 2 % with side_by_side"
     if not (options.full and options.wants(bar, 300)):
         return
@@ -331,10 +335,10 @@ def _random_steps(options: BenchOptions) -> Iterator[Bar]:
         made = functools.partial(_network, width, layers, rows, _OPTIMIZERS[optimizer])
         plain, ours = build_from(made(), [], 0, "net"), build_from(made(), [SideBySide()], 0, "net")
         ours.step()
-        arms: dict[str, Callable[[], object]] = {"torch": plain.step, "beside": ours.step}
-        ratio = paired(arms, blocks=10).ratio("torch", "beside")
+        arms: dict[str, Callable[[], object]] = {"torch": plain.step, "fused": ours.step}
+        ratio = paired(arms, blocks=10).ratio("torch", "fused")
         gains.append(ratio.value)
-        paying += any(isinstance(part, LinearBeside) for part in ours.model)
+        paying += any(isinstance(part, InterleavedLinear) for part in ours.model)
         if ratio.high < _WITHIN:
             slower.append(f"{words}: {ratio}")
     detail = f"{paying} with pairs; gains {min(gains):.3f} to {max(gains):.3f}"
@@ -364,6 +368,6 @@ def _one_after_the_other(first: Callable[[], None], second: Callable[[], None]) 
 
 
 def _fastest(memory: Loop) -> int:
-    """The distance at which a loop alone takes least."""
+    """Return the prefetch distance at which a loop alone is fastest."""
     made = {distance: alone(memory, distance) for distance in DISTANCES}
     return min(made, key=lambda distance: float(times_s(made[distance], 5).min()))
