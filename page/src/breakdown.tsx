@@ -129,7 +129,7 @@ const tree = computed(() => treeOf(step.value, group.value, measure.value));
 export function Breakdown() {
   const now = step.value;
   if (!now.size) {
-    return <Empty title="No tasks" text="The graph is empty." />;
+    return <Empty title="No tasks" text="The graph is empty, so there is no breakdown." />;
   }
   const { root, waited } = tree.value;
   const lanes = now.tracks.length;
