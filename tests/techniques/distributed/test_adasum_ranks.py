@@ -298,9 +298,9 @@ def test_differences_between_ranks_are_named_on_all() -> None:
             AdasumOptimizer(torch.optim.SGD(linear.parameters(), 0.1))
         return [*messages, str(caught.value)]
 
-    for said in run_ranks(2, work):
+    for messages in run_ranks(2, work):
         for message, part in zip(
-            said, ("shape of the call", "not finite", "parameters", "start"), strict=True
+            messages, ("shape of the call", "not finite", "parameters", "start"), strict=True
         ):
             assert part in message
 

@@ -299,9 +299,9 @@ def test_differences_between_ranks_are_named_on_all_and_the_next_call_works() ->
             messages.append((str(caught.value), caught.value.ranks))
         return messages, reduce_scatter(torch.ones(3))
 
-    for rank, (said, after) in enumerate(run_ranks(3, work)):
+    for rank, (messages, after) in enumerate(run_ranks(3, work)):
         words = ("shape", "shape", "dtype", "settings", "collective")
-        for (text, ranks), word in zip(said, words, strict=True):
+        for (text, ranks), word in zip(messages, words, strict=True):
             assert word in text
             assert ranks == (1,), rank
         assert torch.equal(after, torch.tensor([3.0]))
@@ -315,7 +315,7 @@ def _failing(rank: int, how: str) -> Any:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         # It was idle while the others detected the error.
-        store.wait([f"said{other}" for other in (0, 2, 3)], timedelta(seconds=60))
+        store.wait([f"reported{other}" for other in (0, 2, 3)], timedelta(seconds=60))
         return None
     flat = torch.zeros(1 << 18)
     messages = []
@@ -323,7 +323,7 @@ def _failing(rank: int, how: str) -> Any:
         with pytest.raises(CommunicationError) as caught:
             team.run("two rows", lambda: grid.all_reduce(flat, team.wire, 2))
         messages.append((str(caught.value), caught.value.ranks))
-    store.set(f"said{rank}", "")
+    store.set(f"reported{rank}", "")
     return messages
 
 

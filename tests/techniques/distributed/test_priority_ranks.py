@@ -425,8 +425,8 @@ def test_invalid_uses_are_named() -> None:
         "DistributedDataParallel", "model", "already in a PriorityDDP", "cannot add parameters",
         "complex", "sparse",
     )  # fmt: skip
-    for said in run_ranks(2, work):
-        for message, word in zip(said, words, strict=True):
+    for messages in run_ranks(2, work):
+        for message, word in zip(messages, words, strict=True):
             assert word in message
 
 
@@ -446,9 +446,9 @@ def test_optimizers_that_read_several_parameters_step_together() -> None:
         ]
         return messages, wrapped._rounds.due, same(trained("sgd", rank), wrapped.state_dict())
 
-    for said, due, equal in run_ranks(2, work):
-        assert len(said) == 1
-        assert said[0].startswith("Mine")
+    for messages, due, equal in run_ranks(2, work):
+        assert len(messages) == 1
+        assert messages[0].startswith("Mine")
         assert (due, equal) == (False, True)
 
 

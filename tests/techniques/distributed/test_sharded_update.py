@@ -421,8 +421,8 @@ def test_unsupported_optimizers_are_named() -> None:
             other(torch.ones(1, 3)).sum().backward()
         return messages
 
-    for said in run_ranks(2, work):
-        assert said == [
+    for messages in run_ranks(2, work):
+        assert messages == [
             "optimizer", "optimizer", "optimizer.parameters[0]", "optimizer", "model", "model",
             "timeout_s",
         ]  # fmt: skip

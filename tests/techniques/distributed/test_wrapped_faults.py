@@ -180,8 +180,8 @@ def test_hooks_without_support_for_sparse_gradients_name_them() -> None:
             messages.append(str(caught.value))
         return messages
 
-    for said in run_ranks(2, work):
-        assert all("sparse=False" in message for message in said)
+    for messages in run_ranks(2, work):
+        assert all("sparse=False" in message for message in messages)
 
 
 def test_exchanged_gradients_are_not_exchanged_again() -> None:
@@ -212,9 +212,9 @@ def test_exchanged_gradients_are_not_exchanged_again() -> None:
         PriorityDDP(model, sgd(model)).close()
         return messages
 
-    for said in run_ranks(2, work):
+    for messages in run_ranks(2, work):
         names = ("AdasumOptimizer", "ShardedUpdate", "PriorityDDP")
-        for text, name in zip(said, [name for name in names for _ in range(3)], strict=True):
+        for text, name in zip(messages, [name for name in names for _ in range(3)], strict=True):
             assert f"{name} already" in text
 
 
@@ -229,9 +229,9 @@ def test_optimizers_agreed_among_ranks_accept_no_more_parameters() -> None:
             messages.append(str(caught.value))
         return messages
 
-    for said in run_ranks(2, work):
-        assert "AdasumOptimizer" in said[0]
-        assert "ShardedUpdate" in said[1]
+    for messages in run_ranks(2, work):
+        assert "AdasumOptimizer" in messages[0]
+        assert "ShardedUpdate" in messages[1]
 
 
 def test_invalid_timeouts_are_named() -> None:
@@ -251,9 +251,9 @@ def test_invalid_timeouts_are_named() -> None:
             messages.append(str(caught.value))
         return messages
 
-    for said in run_ranks(2, work):
+    for messages in run_ranks(2, work):
         for text, name in zip(
-            said,
+            messages,
             ("timeout_s", "timeout_s", "patience_s", "patience_s", "patience_s", "timeout_s"),
             strict=True,
         ):

@@ -201,7 +201,7 @@ def test_training_learns_like_a_dense_table() -> None:
 def test_invalid_arguments_are_named() -> None:
     module = bag(100, 16, mode="mean")
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
-    for arguments, said in (
+    for arguments, message in (
         ((ids - 2, offsets), r"^input: .* -1\b.*\bplace 0\b"),
         ((ids + 98, offsets), r"^input: .* 100\b.*\bplace 1\b"),
         ((ids, torch.tensor([0, 4])), "offsets: offset 4"),
@@ -218,9 +218,9 @@ def test_invalid_arguments_are_named() -> None:
     ):
         for ranks, mode in (((3, 4), "mean"), ((2, 2, 2), "mean"), ((3, 4), "max")):
             other = bag(100, 16, ranks, mode=mode)
-            with pytest.raises(InvalidArgumentError, match=said):
+            with pytest.raises(InvalidArgumentError, match=message):
                 other(*arguments)
-            with pytest.raises(InvalidArgumentError, match=said):
+            with pytest.raises(InvalidArgumentError, match=message):
                 other.double()(*arguments)
     summed = bag(100, 16)
     for weights, message in (
