@@ -71,6 +71,10 @@ SCRIPTS = (
     Script("ten_steps"),
     Script("inference", "inference", technique="amp:bf16"),
     Script("manual_sgd", "none", sentence="the steps of a script are counted by optimizer.step()"),
-    Script("child_process", "none", sentence="what trains in a process that it starts is not seen"),
+    Script(
+        "child_process",
+        "none",
+        sentence="training in processes that the script starts is not observed",
+    ),
 )
 """All scripts; no step can be found in the last two."""
