@@ -256,7 +256,7 @@ def test_invalid_weights_name_the_wrong_argument() -> None:
     refused("weight", "is on device 'meta'", good.to("meta"))
     refused("weight", "has values from 1 to 4; 3 bits hold -4 to 3", good.clone().fill_diagonal_(4))
     refused("weight", "3 bits hold 0 to 7", torch.full((2, 2), 8, dtype=torch.uint8))
-    refused("weight", "may not fit 32 bits", good[:1].repeat(1, 12000), bits=8)
+    refused("weight", "may overflow 32 bits", good[:1].repeat(1, 12000), bits=8)
     refused("bits", "9 is not between 1 and 8", bits=9)
     refused("activation_bits", "0 is not between", activation_bits=0)
     refused("zero_points", "has shape", zero_points=torch.zeros(3, dtype=torch.int32))

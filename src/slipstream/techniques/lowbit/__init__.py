@@ -1,6 +1,6 @@
-"""Multiplication with weights and activations of 1 to 8 bits; layers, training and export.
+"""Matrix multiplication with weights and activations of 1 to 8 bits; layers, training, export.
 
-Imported on first use: the technique itself predicts without torch.
+Names are imported on first use, so that the technique predicts without torch.
 """
 
 from __future__ import annotations

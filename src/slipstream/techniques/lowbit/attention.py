@@ -1,8 +1,8 @@
-"""Attention of torch as modules whose parts can be replaced.
+"""Torch's attention as modules whose parts can be replaced.
 
-``nn.MultiheadAttention`` multiplies with parameters of its own, and ``nn.TransformerEncoderLayer``
-with those of the layers in it, in one function that reads no module: a low-bit layer put there
-would never run. `open_up` makes modules of these products, with the same results.
+``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` pass parameters to a single function
+instead of calling submodules, so a low-bit layer in their place would never run. `split_attention`
+replaces these matmuls by modules, with the same results.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PARTS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class SplitAttention(nn.Module):
-    """``nn.MultiheadAttention`` with a linear layer for each of its four products.
+    """``nn.MultiheadAttention`` with a linear layer for each of its four matmuls.
 
     Args:
-        attention: is taken apart: parameters are the very ones, or copies where they were joined.
+        attention: the module to split; separate parameters are shared, joined ones copied.
     """
 
-    # What ``nn.TransformerEncoderLayer`` asks to know whether it may go around these modules.
+    # With these, ``nn.TransformerEncoderLayer`` does not bypass the submodules.
     _qkv_same_embed_dim = False
     in_proj_bias = None
 
@@ -59,20 +59,20 @@ class SplitAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As ``nn.MultiheadAttention.forward``."""
+        """Compute like ``nn.MultiheadAttention.forward``."""
         batched = query.dim() == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         elif not self.batch_first:
-            query, key, value = (one.transpose(0, 1) for one in (query, key, value))
+            query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
         q, k, v = (
-            layer(one).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer, one in (
+            layer(tensor).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, tensor in (
                 (self.q_proj, query), (self.k_proj, key), (self.v_proj, value),
             )
         )  # fmt: skip
-        mask = _joined(attn_mask, key_padding_mask, self.num_heads, q.dtype)
+        mask = _combined_mask(attn_mask, key_padding_mask, self.num_heads, q.dtype)
         rate = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
@@ -88,39 +88,39 @@ class SplitAttention(nn.Module):
         return output if self.batch_first else output.transpose(0, 1), weights
 
 
-def open_up(
-    model: nn.Module, wanted: Callable[[str], bool] = lambda name: True
+def split_attention(
+    model: nn.Module, selected: Callable[[str], bool] = lambda name: True
 ) -> dict[str, nn.MultiheadAttention]:
-    """Put `SplitAttention` in the place of attention in `model`; results stay what they are.
+    """Replace attention in `model` by `SplitAttention`, with the same results.
 
     Args:
-        wanted: of which one, by the qualified names of the layers it would have.
+        selected: whether to replace an attention, called with the names of its new layers.
 
     Returns:
-        The modules that make way, by name.
+        The replaced modules, by name.
     """
     replaced = {
         name: module for name, module in model.named_modules()
-        if name and isinstance(module, nn.MultiheadAttention) and why_closed(module) is None
-        and any(wanted(f"{name}.{part}") for part in PARTS)
+        if name and isinstance(module, nn.MultiheadAttention) and why_not_split(module) is None
+        and any(selected(f"{name}.{part}") for part in PARTS)
     }  # fmt: skip
     for name, module in replaced.items():
         place(model, name, SplitAttention(module))
-    for one in model.modules():
-        # Both go around the modules in them where they can.
-        if isinstance(one, nn.TransformerEncoderLayer):
-            one.activation_relu_or_gelu = 0
-        elif isinstance(one, nn.TransformerEncoder):
-            one.use_nested_tensor = False
+    for encoder in model.modules():
+        # Otherwise both may bypass their submodules.
+        if isinstance(encoder, nn.TransformerEncoderLayer):
+            encoder.activation_relu_or_gelu = 0
+        elif isinstance(encoder, nn.TransformerEncoder):
+            encoder.use_nested_tensor = False
     return replaced
 
 
-def why_closed(module: nn.MultiheadAttention) -> str | None:
-    """None, or why `open_up` leaves `module` as it is."""
+def why_not_split(module: nn.MultiheadAttention) -> str | None:
+    """Return why `split_attention` does not replace `module`, or None."""
     if type(module) is not nn.MultiheadAttention:
-        return "it is a class of its own"
+        return "it is a subclass of nn.MultiheadAttention"
     if module.bias_k is not None or module.add_zero_attn:
-        return "it adds a key of its own to those it is given"
+        return "it appends another key"
     return None
 
 
@@ -133,21 +133,21 @@ def _linear(weight: torch.Tensor | None, bias: torch.Tensor | None) -> nn.Linear
     return layer
 
 
-def _joined(
+def _combined_mask(
     mask: torch.Tensor | None, padding: torch.Tensor | None, heads: int, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Both masks as numbers to add to scores [batch, heads, queries, keys]."""
+    """Combine both masks to a summand of the scores [batch, heads, queries, keys]."""
     if mask is not None:
-        mask = _to_add(mask, dtype)
+        mask = _additive(mask, dtype)
         mask = mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask
     if padding is None:
         return mask
-    padding = _to_add(padding, dtype)[:, None, None, :]
+    padding = _additive(padding, dtype)[:, None, None, :]
     return padding if mask is None else mask + padding
 
 
-def _to_add(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """True is not attended to."""
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert a mask to a summand of the scores; True means not attended."""
     if mask.dtype is not torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)

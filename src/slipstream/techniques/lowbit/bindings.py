@@ -1,4 +1,4 @@
-"""ctypes over ``native/include/slipstream/lowbit.h``: which kernels there are, and their calls."""
+"""ctypes bindings of ``native/include/slipstream/lowbit.h``: available kernels and their calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _i32, _i64, _f32, _ptr = INT32, INT64, FLOAT, POINTER
 
 @dataclass(frozen=True)
 class Kernel:
-    """One scheme written for one instruction set.
+    """A multiplication scheme compiled for an instruction set.
 
     Attributes:
-        index: its number in the compiled library.
-        scheme: how it multiplies: ``dense``, ``deferred``, ``bit_serial``, ...
+        index: its index in the compiled library.
+        scheme: name of the algorithm: ``dense``, ``deferred``, ``bit_serial``, ...
+        level: the instruction set.
     """
 
     index: int
@@ -29,7 +30,7 @@ class Kernel:
     level: InstructionSet
 
     def supports(self, weight_bits: int, activation_bits: int) -> bool:
-        """Whether it multiplies weights and activations of this many bits."""
+        """Return whether the kernel multiplies weights and activations of these bits."""
         bound = lowbit_library()
         if bound is None:
             return False
@@ -64,18 +65,18 @@ _FAMILY = Family("lowbit", {
 
 
 def lowbit_library() -> ctypes.CDLL | None:
-    """The compiled library with the kernels' functions declared, or None where there is none."""
+    """Return the compiled library with declared functions, or None if it is not installed."""
     compiled: ctypes.CDLL | None = _FAMILY.library
     return compiled
 
 
 @functools.cache
 def _kernels_of(bound: ctypes.CDLL) -> tuple[Kernel, ...]:
-    here = int(bound.slipstream_cpu_features())
+    features = int(bound.slipstream_cpu_features())
     usable = []
     for index in range(bound.slipstream_lowbit_kernel_count()):
-        needed = int(bound.slipstream_lowbit_features(index))
-        if needed & ~here == 0:
+        required = int(bound.slipstream_lowbit_features(index))
+        if required & ~features == 0:
             scheme = bound.slipstream_lowbit_scheme(index).decode()
             level = bound.slipstream_lowbit_level(index).decode()
             usable.append(Kernel(index, scheme, InstructionSet(level)))
@@ -83,6 +84,6 @@ def _kernels_of(bound: ctypes.CDLL) -> tuple[Kernel, ...]:
 
 
 def kernels() -> tuple[Kernel, ...]:
-    """The kernels of the compiled library that this processor can run."""
+    """Return the kernels of the compiled library that this processor supports."""
     bound = lowbit_library()
     return () if bound is None else _kernels_of(bound)

@@ -1,12 +1,11 @@
-"""Tensors whose numbers are held as codes from one low-bit layer to the next.
+"""Tensors that hold values as codes between low-bit layers.
 
-Rounding does not change which of two numbers is the greater. What a layer rounds its input to can
-therefore be made where the input is: ReLUs, maxima over windows, concatenations and changes of
-shape then work on bytes, and give the very codes that rounding behind them would. A sum would not:
-it is taken in float32 by the layer that makes one of its terms, and rounded as it is written.
+Quantisation preserves order. So a layer's input can be quantised where it is computed: ReLUs, max
+pooling, concatenations and reshapes then work on bytes, with the same codes as quantisation after
+them. A sum does not commute with quantisation: the layer that computes a term adds the other in
+float32, and quantises the result as it is written.
 
-Every other operator gets the float32 numbers, so that a tensor of these can go wherever one of
-PyTorch's can.
+All other operators receive float32 values, so these tensors can be used like any tensor.
 """
 
 from __future__ import annotations
@@ -25,37 +24,37 @@ _POOLS = (torch.max_pool2d, torch.nn.functional.max_pool2d)
 
 
 class HeldTensor(torch.Tensor):
-    """A float32 tensor whose numbers PyTorch cannot see; what it cannot do gets them from `dense`.
+    """A float32 tensor with hidden values; unsupported operators get them from `dense`.
 
     Attributes:
-        written: the numbers, once something has written to them or may do so later.
-        became: what it is now, since something was added to it in place.
+        written: the values, once an operator has written to them or may do so later.
+        replacement: the present tensor, after an addition in place.
     """
 
     written: torch.Tensor | None
-    became: HeldTensor | None
+    replacement: HeldTensor | None
 
     @staticmethod
-    def _made(cls: type, shape: Sequence[int], strides: Sequence[int]) -> Any:
+    def _wrapper(cls: type, shape: Sequence[int], strides: Sequence[int]) -> Any:
         held: Any = torch.Tensor._make_wrapper_subclass(
             cls, shape, strides=strides, dtype=torch.float32
         )
-        held.written, held.became = None, None
+        held.written, held.replacement = None, None
         return held
 
-    def numbers(self) -> torch.Tensor:
-        """What it holds as float32; may be memory of its own, which is not to be written to."""
+    def float_values(self) -> torch.Tensor:
+        """Return the values as float32, possibly without a copy; not to be written to."""
         raise NotImplementedError
 
     def dense(self) -> torch.Tensor:
-        """The numbers as a plain tensor, to be read."""
-        if self.became is not None:
-            return self.became.dense()
-        return self.numbers() if self.written is None else self.written
+        """Return the values as a plain tensor for reading."""
+        if self.replacement is not None:
+            return self.replacement.dense()
+        return self.float_values() if self.written is None else self.written
 
-    def codes_for(self, wanted: Codes) -> torch.Tensor | None:
-        """The codes, where they are the ones that a layer wants."""
-        return None if self.became is None else self.became.codes_for(wanted)
+    def codes_for(self, requested: Codes) -> torch.Tensor | None:
+        """Return the codes if they are of the requested quantisation, else None."""
+        return None if self.replacement is None else self.replacement.codes_for(requested)
 
     @classmethod
     def __torch_function__(
@@ -64,7 +63,7 @@ class HeldTensor(torch.Tensor):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _POOLS:
-                x = _now(args[0]) if isinstance(args[0], HeldTensor) else None
+                x = _current(args[0]) if isinstance(args[0], HeldTensor) else None
                 pooled = x._max_pooled(*args[1:], **kwargs) if isinstance(x, CodedTensor) else None
                 if pooled is not None:
                     return pooled
@@ -74,19 +73,23 @@ class HeldTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = _each(_now, args), kwargs or {}
+        args, kwargs = _each(_current, args), kwargs or {}
         operator = _OPERATORS.get(func)
         if operator is not None:
             output = operator(*args, **kwargs)
             if output is not None:
                 return output
         schema = func._schema
-        aliases = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
-        plain = _written if aliases else _dense
-        held = args[0] if args else None
-        out = func(*_each(plain, args), **{key: _each(plain, one) for key, one in kwargs.items()})
-        # What has been written to is what it was, under the same name.
-        return held if isinstance(held, HeldTensor) and out is held.written else out
+        aliases = any(
+            argument.alias_info is not None for argument in (*schema.arguments, *schema.returns)
+        )
+        plain = _writable if aliases else _dense
+        first = args[0] if args else None
+        out = func(
+            *_each(plain, args), **{key: _each(plain, value) for key, value in kwargs.items()}
+        )
+        # An in-place operator returns the tensor on which it was called.
+        return first if isinstance(first, HeldTensor) and out is first.written else out
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({self.dense()!r})"
@@ -99,37 +102,37 @@ class HeldTensor(torch.Tensor):
 
 
 def _each(change: Callable[[HeldTensor], Any], value: Any) -> Any:
-    """`change` of every held tensor in an operator's argument."""
+    """Apply `change` to every held tensor in an operator's argument."""
     if isinstance(value, HeldTensor):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return type(value)([_each(change, one) for one in value])
+        return type(value)([_each(change, element) for element in value])
     return value
 
 
-def _now(one: HeldTensor) -> HeldTensor:
-    return one if one.became is None else one.became
+def _current(held: HeldTensor) -> HeldTensor:
+    return held if held.replacement is None else held.replacement
 
 
-def _dense(one: HeldTensor) -> torch.Tensor:
-    return one.dense()
+def _dense(held: HeldTensor) -> torch.Tensor:
+    return held.dense()
 
 
-def _written(one: HeldTensor) -> torch.Tensor:
-    if one.written is None:
-        one.written = one.numbers().clone()
-    return one.written
+def _writable(held: HeldTensor) -> torch.Tensor:
+    if held.written is None:
+        held.written = held.float_values().clone()
+    return held.written
 
 
 class CodedTensor(HeldTensor):
-    """Numbers as codes for the layers that will read them; and as they are, where others do.
+    """A tensor that holds codes for low-bit layers, and optionally exact values for others.
 
     Attributes:
         codes: uint8, of the tensor's shape and strides.
-        of: what they are codes of.
-        exact: float32, the numbers before they were rounded; None where only layers with these
-            codes are to read them: to others it then is what the codes stand for.
-        clipped: no number is below 0.
+        of: quantisation of the codes.
+        exact: float32, the values before quantisation; None if only layers with these codes should
+            read the tensor. Others then read dequantised values.
+        clipped: whether no value is negative.
     """
 
     codes: torch.Tensor
@@ -144,29 +147,26 @@ class CodedTensor(HeldTensor):
         exact: torch.Tensor | None = None,
         clipped: bool = False,
     ) -> Self:
-        """See the class's attributes."""
-        coded: Self = cls._made(cls, codes.shape, codes.stride())
+        coded: Self = cls._wrapper(cls, codes.shape, codes.stride())
         coded.codes, coded.of, coded.exact, coded.clipped = codes, of, exact, clipped
         return coded
 
-    def numbers(self) -> torch.Tensor:
-        """See `HeldTensor.numbers`."""
+    def float_values(self) -> torch.Tensor:
         if self.exact is not None:
             return self.exact
         return (self.codes.float() - self.of.zero) * self.of.scale
 
-    def codes_for(self, wanted: Codes) -> torch.Tensor | None:
-        """See `HeldTensor.codes_for`."""
-        same = self.of is wanted or self.of == wanted
+    def codes_for(self, requested: Codes) -> torch.Tensor | None:
+        same = self.of is requested or self.of == requested
         return self.codes if same and self.written is None else None
 
-    def _bare(self) -> bool:
+    def _only_codes(self) -> bool:
         return self.written is None and self.exact is None
 
-    # ---- operators on codes: None where it takes the numbers ----
+    # ---- operators on codes; None if they need float values ----
 
     def _relu(self) -> torch.Tensor | None:
-        """Every number below 0 becomes 0."""
+        """Clip at 0."""
         if self.written is not None:
             return None
         zero, codes, exact = self.of.zero, self.codes, self.exact
@@ -176,7 +176,7 @@ class CodedTensor(HeldTensor):
         return CodedTensor(codes, self.of, exact, clipped=True)
 
     def _hardtanh(self, low: float = -1.0, high: float = 1.0) -> torch.Tensor | None:
-        """Every number is held within `low` and `high`, as by a ReLU6."""
+        """Clip to `low` and `high`, like ReLU6."""
         if self.written is not None:
             return None
         ends = quantise(torch.tensor([low, high], dtype=torch.float32), self.of)[0].tolist()
@@ -184,22 +184,20 @@ class CodedTensor(HeldTensor):
         return CodedTensor(self.codes.clamp(*ends), self.of, exact, self.clipped or low >= 0)
 
     def _relu_(self) -> torch.Tensor | None:
-        """The same in place."""
-        return self._becomes(CodedTensor._relu(self))
+        return self._assign(CodedTensor._relu(self))
 
     def _hardtanh_(self, low: float = -1.0, high: float = 1.0) -> torch.Tensor | None:
-        """The same in place."""
-        return self._becomes(CodedTensor._hardtanh(self, low, high))
+        return self._assign(CodedTensor._hardtanh(self, low, high))
 
-    def _becomes(self, other: torch.Tensor | None) -> torch.Tensor | None:
+    def _assign(self, other: torch.Tensor | None) -> torch.Tensor | None:
         if not isinstance(other, CodedTensor):
             return None
         self.codes, self.exact, self.clipped = other.codes, other.exact, other.clipped
         return self
 
     def _cloned(self, *, memory_format: Any = None) -> torch.Tensor | None:
-        """A copy in another order."""
-        if not self._bare():
+        """Copy, possibly to another memory format."""
+        if not self._only_codes():
             return None
         memory_format = torch.preserve_format if memory_format is None else memory_format
         return CodedTensor(
@@ -207,27 +205,28 @@ class CodedTensor(HeldTensor):
         )
 
     def _reshaped(self, size: Any) -> torch.Tensor | None:
-        """The same numbers in another shape, where nobody else sees them."""
-        if not self._bare():
+        """Reshape without sharing values with another tensor."""
+        if not self._only_codes():
             return None
         return CodedTensor(self.codes.view(size), self.of, clipped=self.clipped)
 
     @staticmethod
     def _joined(tensors: Any, dim: int = 0) -> torch.Tensor | None:
-        """One after the other along `dim`."""
+        """Concatenate along `dim`."""
         if not isinstance(tensors[0], CodedTensor):
             return None
         first = tensors[0]
         same = all(
-            isinstance(one, CodedTensor) and one._bare() and one.of == first.of for one in tensors
+            isinstance(tensor, CodedTensor) and tensor._only_codes() and tensor.of == first.of
+            for tensor in tensors
         )
         if not same:
             return None
-        parts = [one.codes for one in tensors]
-        clipped = all(one.clipped for one in tensors)
-        if dim == 1 and all(_is_nhwc(one) for one in parts):
-            # Along the last dimension torch copies runs, and keeps the order.
-            codes = torch.cat([one.permute(0, 2, 3, 1) for one in parts], 3).permute(0, 3, 1, 2)
+        parts = [tensor.codes for tensor in tensors]
+        clipped = all(tensor.clipped for tensor in tensors)
+        if dim == 1 and all(_is_nhwc(part) for part in parts):
+            # Along the last dimension torch copies contiguous runs, and preserves the layout.
+            codes = torch.cat([part.permute(0, 2, 3, 1) for part in parts], 3).permute(0, 3, 1, 2)
         else:
             codes = torch.cat(parts, dim)
         return CodedTensor(codes, first.of, clipped=clipped)
@@ -241,8 +240,8 @@ class CodedTensor(HeldTensor):
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> torch.Tensor | None:
-        """The greatest number in each window."""
-        if not self._bare() or return_indices or not _is_nhwc(self.codes):
+        """Compute the maximum of each window."""
+        if not self._only_codes() or return_indices or not _is_nhwc(self.codes):
             return None
         images, channels, height, width = self.codes.shape
         shape = Convolution(
@@ -256,12 +255,12 @@ class CodedTensor(HeldTensor):
         return CodedTensor(pooled.permute(0, 3, 1, 2), self.of, clipped=self.clipped)
 
 
-class Unfinished(HeldTensor):
-    """What a layer will give; if the next to happen is a sum, the layer takes it along.
+class DeferredOutput(HeldTensor):
+    """Output of a layer that is computed on first use, so that the layer can fuse a sum.
 
     Args:
-        out: images, height, width and channels of it; it lies in this order in memory.
-        finish: gives the output, or given another term, what `after_sum` makes of their sum.
+        out: images, height, width and channels of the output, in memory order.
+        finish: computes the output, or, with another term, the result of `after_sum` on their sum.
     """
 
     _finish: Callable[[torch.Tensor | None], torch.Tensor]
@@ -272,50 +271,48 @@ class Unfinished(HeldTensor):
         out: tuple[int, int, int, int],
         finish: Callable[[torch.Tensor | None], torch.Tensor],
     ) -> Self:
-        """See the class's arguments."""
         images, height, width, channels = out
-        unfinished: Self = cls._made(
+        deferred: Self = cls._wrapper(
             cls, (images, channels, height, width),
             (height * width * channels, 1, width * channels, channels),
         )  # fmt: skip
-        unfinished._finish, unfinished._alone = finish, None
-        return unfinished
+        deferred._finish, deferred._alone = finish, None
+        return deferred
 
-    def numbers(self) -> torch.Tensor:
-        """See `HeldTensor.numbers`."""
+    def float_values(self) -> torch.Tensor:
         if self._alone is None:
             self._alone = self._finish(None)
         return self._alone
 
     @staticmethod
-    def _added(one: Any, other: Any, *, alpha: Any = 1) -> torch.Tensor | None:
-        """The sum of both."""
-        if not isinstance(one, Unfinished) or one.written is not None:
-            one, other = other, one
-        unfinished = isinstance(one, Unfinished) and one.written is None
-        if not unfinished or alpha != 1 or not isinstance(other, torch.Tensor):
+    def _added(deferred: Any, other: Any, *, alpha: Any = 1) -> torch.Tensor | None:
+        """Compute the sum within the layer, if one operand is deferred."""
+        if not isinstance(deferred, DeferredOutput) or deferred.written is not None:
+            deferred, other = other, deferred
+        usable = isinstance(deferred, DeferredOutput) and deferred.written is None
+        if not usable or alpha != 1 or not isinstance(other, torch.Tensor):
             return None
-        if other.shape != one.shape or other.dtype is not torch.float32:
+        if other.shape != deferred.shape or other.dtype is not torch.float32:
             return None
         term = other.dense() if isinstance(other, HeldTensor) else other
-        total: torch.Tensor = one._finish(term)
+        total: torch.Tensor = deferred._finish(term)
         return total
 
     @staticmethod
-    def _add_(one: Any, other: Any, *, alpha: Any = 1) -> torch.Tensor | None:
-        """The sum of both, which `one` is from then on."""
-        if not isinstance(one, Unfinished):
+    def _add_(target: Any, other: Any, *, alpha: Any = 1) -> torch.Tensor | None:
+        """Compute the sum in place: `target` is replaced by it."""
+        if not isinstance(target, DeferredOutput):
             return None
-        total = Unfinished._added(one, other, alpha=alpha)
+        total = DeferredOutput._added(target, other, alpha=alpha)
         if isinstance(total, HeldTensor):
-            one.became = total
+            target.replacement = total
         elif total is not None:
-            one.written = total
+            target.written = total
         return total
 
 
 def _of_codes(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """`operator`, where what it is asked of is held as codes; else None."""
+    """Restrict `operator` to a `CodedTensor`; return None for others."""
     return lambda x, *args, **kwargs: (
         operator(x, *args, **kwargs) if isinstance(x, CodedTensor) else None
     )
@@ -329,8 +326,8 @@ _OPERATORS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.clone.default: _of_codes(CodedTensor._cloned),
     _aten._unsafe_view.default: _of_codes(CodedTensor._reshaped),
     _aten.cat.default: CodedTensor._joined,
-    _aten.add.Tensor: Unfinished._added,
-    _aten.add_.Tensor: Unfinished._add_,
+    _aten.add.Tensor: DeferredOutput._added,
+    _aten.add_.Tensor: DeferredOutput._add_,
 }
 
 
@@ -340,7 +337,7 @@ def _is_nhwc(codes: torch.Tensor) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def pooled_size(shape: Convolution, up: bool) -> tuple[int, int] | None:
-    """Height and width after a pooling, in torch's way; None where torch knows a reason against.
+    """Return height and width after torch's pooling; None if torch rejects the window.
 
     Args:
         up: whether sizes are rounded up.

@@ -1,6 +1,6 @@
-"""Convolutions of codes, and what stands before and behind a low-bit product.
+"""Convolutions of codes, and the quantisation and epilogue of low-bit products.
 
-Each function has a compiled form and a readable one in PyTorch (`reference_...`), equal to the bit.
+Each function has a compiled form and a bitwise equal reference in PyTorch (`reference_...`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipstream.techniques.lowbit.kernels import PackedWeights, check_vector, ma
 from slipstream.techniques.lowbit.windows import Convolution
 
 _i32, _i64, _f32, _ptr = INT32, INT64, FLOAT, POINTER
-_LARGEST = torch.finfo(torch.float32).max
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Codes:
     """Unsigned codes of activations: ``clamp(round(x / scale) + zero, 0, 2**bits - 1)``.
 
     Attributes:
-        bits: 1 to 8.
-        scale: positive.
+        bits: bits per code, 1 to 8.
+        scale: step between codes, positive.
         zero: the code of 0.
 
     Raises:
-        InvalidArgumentError: values other than these.
+        InvalidArgumentError: a value is out of range.
     """
 
     bits: int
@@ -52,26 +52,26 @@ class Codes:
 
     @property
     def top(self) -> int:
-        """The greatest code."""
+        """The largest code."""
         return (1 << self.bits) - 1
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of products: ``scale * product + bias + added``, clipped, in float32.
+    """Operations on products: ``scale * product + bias + added``, clipped, in float32.
 
     Attributes:
         scale: float32 [n].
         bias: float32 [n] or None.
-        relu: nothing stays below 0.
-        binary: weights 0 and 1 stand for -1 and 1, and the last of n + 1 columns of products holds
-            what the activations add up to.
-        codes: write the codes of that rather than floats.
-        both: write floats besides codes.
-        ceiling: nothing stays above it.
+        relu: whether to clip at 0 from below.
+        binary: whether weights 0 and 1 represent -1 and 1, and the last of n + 1 columns of
+            products holds the sums of activations.
+        codes: quantisation of the output; None for floats.
+        both: whether to write floats as well as codes.
+        ceiling: maximum of the output.
 
     Raises:
-        InvalidArgumentError: `ceiling` is no number of float32.
+        InvalidArgumentError: `ceiling` is not a float32 value.
     """
 
     scale: torch.Tensor
@@ -83,12 +83,12 @@ class Epilogue:
     ceiling: float = math.inf
 
     def __post_init__(self) -> None:
-        if not self.ceiling >= -_LARGEST:
-            raise InvalidArgumentError("ceiling", f"{self.ceiling} is no number of float32")
+        if not self.ceiling >= -_FLOAT32_MAX:
+            raise InvalidArgumentError("ceiling", f"{self.ceiling} is not a float32 value")
 
 
 class Outcome(NamedTuple):
-    """What a layer gives: float32, uint8 codes, or both, of one shape."""
+    """Output of a layer: float32, uint8 codes, or both, of the same shape."""
 
     floats: torch.Tensor | None
     codes: torch.Tensor | None
@@ -124,7 +124,7 @@ class _Convolution(ctypes.Structure):
 
 
 def quantise(x: torch.Tensor, codes: Codes) -> tuple[torch.Tensor, bool]:
-    """The codes of `x`, and whether all of its values are numbers; others have any code.
+    """Return the codes of `x`, and whether no value is NaN; codes of NaN are undefined.
 
     Args:
         x: float32, contiguous or channels-last.
@@ -136,33 +136,33 @@ def quantise(x: torch.Tensor, codes: Codes) -> tuple[torch.Tensor, bool]:
     if x.dtype is not torch.float32 or not x.is_cpu or not dense:
         raise InvalidArgumentError(
             "x", f"is {x.dtype} on '{x.device}' with strides {x.stride()}",
-            remedy="contiguous float32 on the CPU",
+            remedy="pass contiguous float32 on the CPU",
         )  # fmt: skip
     bound = lowbit_library()
     if bound is None:
         return reference_quantise(x, codes)
     out = torch.empty_like(x, dtype=torch.uint8)
     status = bound.slipstream_quantise(
-        _wide(), x.data_ptr(), x.numel(), codes.scale, codes.zero, codes.top, out.data_ptr()
+        _has_avx2(), x.data_ptr(), x.numel(), codes.scale, codes.zero, codes.top, out.data_ptr()
     )
     return out, status == OK
 
 
 def reference_quantise(x: torch.Tensor, codes: Codes) -> tuple[torch.Tensor, bool]:
-    """`quantise` in PyTorch."""
+    """Compute `quantise` in PyTorch."""
     steps = (x / torch.tensor(codes.scale)).round().nan_to_num(0.0, math.inf, -math.inf)
-    held = steps.clamp(-codes.zero, codes.top - codes.zero) + codes.zero
-    return held.to(torch.uint8), not bool(x.isnan().any())
+    clamped = steps.clamp(-codes.zero, codes.top - codes.zero) + codes.zero
+    return clamped.to(torch.uint8), not bool(x.isnan().any())
 
 
 def patches(
     image: torch.Tensor, shape: Convolution, outside: int, first: int = 0, last: int | None = None
 ) -> torch.Tensor:
-    """What output pixels ``first .. last`` see: uint8 [pixels, kernel height * width * channels].
+    """Gather the inputs of output pixels ``first .. last``: uint8 [pixels, kernel * channels].
 
     Args:
         image: uint8, NHWC and contiguous.
-        outside: what lies beyond the image.
+        outside: value of the padding.
     """
     last = shape.rows if last is None else last
     _check_image(image, shape)
@@ -179,46 +179,46 @@ def patches(
 
 
 def reference_patches(image: torch.Tensor, shape: Convolution, outside: int) -> torch.Tensor:
-    """`patches` of all output pixels, in PyTorch."""
-    high, wide = shape.padding
+    """Compute `patches` of all output pixels in PyTorch."""
+    pad_y, pad_x = shape.padding
     padded = torch.nn.functional.pad(
-        image.permute(0, 3, 1, 2).float(), (wide, wide, high, high), value=float(outside)
+        image.permute(0, 3, 1, 2).float(), (pad_x, pad_x, pad_y, pad_y), value=float(outside)
     )
-    seen = torch.nn.functional.unfold(
+    unfolded = torch.nn.functional.unfold(
         padded, shape.kernel, dilation=shape.dilation, stride=shape.stride
     )
     channels, pixels = shape.image[3], math.prod(shape.kernel)
-    by_pixel = seen.reshape(shape.image[0], channels, pixels, -1).permute(0, 3, 2, 1)
+    by_pixel = unfolded.reshape(shape.image[0], channels, pixels, -1).permute(0, 3, 2, 1)
     return by_pixel.reshape(shape.rows, pixels * channels).to(torch.uint8).contiguous()
 
 
 def reference_finish(
     products: torch.Tensor, epilogue: Epilogue, added: torch.Tensor | None = None
 ) -> Outcome:
-    """`epilogue` of `products` (int32 [m, n], or [m, n + 1] if binary), in PyTorch: [m, n].
+    """Apply `epilogue` to `products` (int32 [m, n], or [m, n + 1] if binary) in PyTorch: [m, n].
 
     Args:
         added: float32 [m, n], contiguous.
     """
     if epilogue.binary:
         products = 2 * products[:, :-1] - products[:, -1:]
-    return behind(products.float() * epilogue.scale, epilogue, added, reference_quantise)
+    return apply_epilogue(products.float() * epilogue.scale, epilogue, added, reference_quantise)
 
 
-def behind(
+def apply_epilogue(
     y: torch.Tensor,
     epilogue: Epilogue,
     added: torch.Tensor | None,
     rounding: Callable[[torch.Tensor, Codes], tuple[torch.Tensor, bool]] = quantise,
 ) -> Outcome:
-    """What `epilogue` makes of scaled products."""
+    """Apply `epilogue` to scaled products."""
     if epilogue.bias is not None:
         y = y + epilogue.bias
     if added is not None:
         y = y + added
     if epilogue.relu:
         y = y.clamp(min=0.0)
-    if epilogue.ceiling <= _LARGEST:
+    if epilogue.ceiling <= _FLOAT32_MAX:
         y = y.clamp(max=epilogue.ceiling)
     if epilogue.codes is None:
         return Outcome(y, None)
@@ -226,33 +226,33 @@ def behind(
 
 
 class Prepared:
-    """A layer from codes to floats or codes: patches, product, epilogue, for images of one shape.
+    """A layer from codes to floats or codes (patches, product, epilogue), for one image shape.
 
     Args:
-        packed: weights [n, kernel height * width * channels], of a depthwise shape [n, kernel
-            height * width]; with one row of ones more if the epilogue is binary.
-        zero: the code of 0; what lies outside the image has it.
+        packed: weights [n, kernel height * width * channels], or [n, kernel height * width] if
+            depthwise; with another row of ones if the epilogue is binary.
+        zero: the code of 0, also used for padding.
 
     Attributes:
-        out: images, height, width, channels of what it gives.
+        out: images, height, width and channels of the output.
     """
 
     def __init__(
         self, packed: PackedWeights, shape: Convolution, epilogue: Epilogue, zero: int = 0
     ) -> None:
-        """What does not change from image to image is looked up here.
+        """Precompute what does not depend on the image.
 
         Raises:
-            InvalidArgumentError: weights, scale or bias do not fit each other and the shape.
+            InvalidArgumentError: weights, scale, bias and shape do not match.
         """
         n = packed.n - epilogue.binary
         _check_vectors(epilogue, n)
         if packed.k != shape.columns:
             raise InvalidArgumentError(
-                "image", f"gives {shape.columns} codes a pixel, the weights have {packed.k}"
+                "image", f"has {shape.columns} codes per output pixel, the weights have {packed.k}"
             )
         self._memory = [
-            0 if one is None else one.data_ptr() for one in (epilogue.scale, epilogue.bias)
+            0 if tensor is None else tensor.data_ptr() for tensor in (epilogue.scale, epilogue.bias)
         ]
         self._by_channel: torch.Tensor | None = None
         if shape.depthwise:
@@ -266,22 +266,22 @@ class Prepared:
         self.out = (shape.image[0], *shape.out_size, n)
         self._packed, self._shape, self._zero = packed, shape, zero
         self._bound = lowbit_library()
-        self._wide = _wide()
+        self._vectorised = _has_avx2()
         self._structures = _shape(shape), _epilogue(epilogue)
         self._pointers = tuple(map(ctypes.byref, self._structures))
         images, height, width, channels = shape.image
-        self._taken = torch.Size((images, channels, height, width))
+        self._image_size = torch.Size((images, channels, height, width))
         self._strides = (height * width * channels, 1, width * channels, channels)
-        self._given = (images, n, *shape.out_size)
+        self._out_size = (images, n, *shape.out_size)
 
-    def serves(self, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether it was made with these, and they are what they were."""
+    def matches(self, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Return whether it was prepared with these tensors, unchanged."""
         epilogue = self._epilogue
         if epilogue.scale is not scale or epilogue.bias is not bias:
             return False
         if self._memory != [scale.data_ptr(), 0 if bias is None else bias.data_ptr()]:
             return False
-        # Data may have been given to a tensor that lie where its own did.
+        # New data of a tensor may have the address of the old.
         _check_vectors(self._epilogue, self.out[3])
         return True
 
@@ -293,7 +293,7 @@ class Prepared:
             added: float32, of the output's shape, contiguous.
 
         Raises:
-            InvalidArgumentError: another dtype, shape or layout, or a code out of range.
+            InvalidArgumentError: a dtype, shape or layout does not match, or a code is too large.
         """
         _check_image(image, self._shape)
         _check_added(added, self.out)
@@ -305,17 +305,21 @@ class Prepared:
         self._run(image, out, added)
         return out
 
-    def in_torchs_order(self, image: torch.Tensor) -> Outcome | None:
-        """The output, both it and the image as torch has them: (images, channels, height, width).
+    def in_torch_order(self, image: torch.Tensor) -> Outcome | None:
+        """Compute with image and output in torch's order: (images, channels, height, width).
 
-        Layers are called more often than small ones take to look at views of what they are given.
+        This avoids views, whose creation dominates the time of small layers.
 
         Returns:
-            None where the image is another, or does not lie in memory as layers write it.
+            The output; None if the image has another shape or is not channels-last.
         """
-        if image.shape != self._taken or image.stride() != self._strides or self._bound is None:
+        if (
+            image.shape != self._image_size
+            or image.stride() != self._strides
+            or self._bound is None
+        ):
             return None
-        out = _empty(self._given, self._epilogue, torch.channels_last)
+        out = _empty(self._out_size, self._epilogue, torch.channels_last)
         self._run(image, out, None)
         return out
 
@@ -323,7 +327,10 @@ class Prepared:
         bound: Any = self._bound
         shape, epilogue = self._pointers
         result = ctypes.byref(_result(out, added))
-        source, threads = (self._wide, shape, image.data_ptr(), self._zero), torch.get_num_threads()
+        source, threads = (
+            (self._vectorised, shape, image.data_ptr(), self._zero),
+            torch.get_num_threads(),
+        )
         if self._by_channel is not None:
             status = bound.slipstream_depthwise(
                 *source, self._packed.activation_bits, self._by_channel.data_ptr(), epilogue,
@@ -336,28 +343,30 @@ class Prepared:
         if status == INVALID:
             raise InvalidArgumentError(
                 "image", f"has codes above {2**self._packed.activation_bits - 1}",
-                remedy="quantise it to the bits the weights were packed for",
+                remedy="quantise it to the bits for which the weights were packed",
             )  # fmt: skip
         _check(status)
 
     def _by_torch(self, image: torch.Tensor, added: torch.Tensor | None) -> Outcome:
-        seen = reference_patches(image, self._shape, self._zero)
+        codes = reference_patches(image, self._shape, self._zero)
         if self._by_channel is not None:
             weights = self._by_channel.transpose(0, 1).flatten(1)[:, : self._packed.k]
-            each = seen.view(seen.shape[0], self._packed.k, -1).to(torch.int32) - self._zero
-            products = (each * weights.T).sum(1, dtype=torch.int32)
+            centred = codes.view(codes.shape[0], self._packed.k, -1).to(torch.int32) - self._zero
+            products = (centred * weights.T).sum(1, dtype=torch.int32)
         else:
-            products = matmul(seen, self._packed, activation_zero=self._zero)
+            products = matmul(codes, self._packed, activation_zero=self._zero)
         rows = None if added is None else added.reshape(products.shape[0], self.out[3])
         outputs = reference_finish(products, self._epilogue, rows)
-        return Outcome(*(None if one is None else one.reshape(self.out) for one in outputs))
+        return Outcome(
+            *(None if output is None else output.reshape(self.out) for output in outputs)
+        )
 
 
 def _by_channel(packed: PackedWeights, binary: bool) -> torch.Tensor:
-    """Weights of a depthwise layer as its kernel reads them: int16 [pairs of pixels, n, 2].
+    """Return a depthwise layer's weights in its kernel's layout: int16 [pairs of pixels, n, 2].
 
     Args:
-        binary: they are 0 and 1 for -1 and 1, in all rows but the last.
+        binary: whether weights 0 and 1 represent -1 and 1, and the last row is one of ones.
     """
     weights = packed.weights().to(torch.int16)
     if binary:
@@ -375,25 +384,25 @@ def convolved(
     zero: int,
     added: torch.Tensor | None = None,
 ) -> Outcome:
-    """`Prepared`, made and called at once, also for weights in blocks of columns.
+    """Compute a layer once, also for weights in blocks of columns; see `Prepared`.
 
     Args:
-        packed: one matrix, or one for each block; the epilogue's scale is then [n, blocks].
+        packed: a matrix, or one per block; the epilogue's scale is then [n, blocks].
 
     Raises:
-        InvalidArgumentError: what does not fit together.
+        InvalidArgumentError: weights, scale, bias and shape do not match.
     """
     if len(packed) == 1:
         return Prepared(packed[0], shape, epilogue, zero)(image, added)
     n, scale, bias = packed[0].n - epilogue.binary, epilogue.scale, epilogue.bias
-    fits = sum(one.k for one in packed) == shape.columns and all(
-        one.n == packed[0].n for one in packed
+    fits = sum(block.k for block in packed) == shape.columns and all(
+        block.n == packed[0].n for block in packed
     )
-    known = scale.dtype is torch.float32 and scale.is_cpu and scale.shape == (n, len(packed))
-    if not fits or not known:
+    scale_fits = scale.dtype is torch.float32 and scale.is_cpu and scale.shape == (n, len(packed))
+    if not fits or not scale_fits:
         raise InvalidArgumentError(
             "scale", f"is {scale.dtype} {tuple(scale.shape)} on '{scale.device}'; weights are "
-            f"{len(packed)} blocks of {n} rows for {shape.columns} codes a pixel",
+            f"{len(packed)} blocks of {n} rows for {shape.columns} codes per output pixel",
         )  # fmt: skip
     if bias is not None:
         check_vector("bias", bias, n)
@@ -404,22 +413,22 @@ def convolved(
         image.reshape(shape.rows, shape.columns) if shape.pointwise else patches(image, shape, zero)
     )
     total, first = torch.zeros(shape.rows, n), 0
-    for number, one in enumerate(packed):
-        products = matmul(rows[:, first : first + one.k], one, activation_zero=zero)
+    for number, block in enumerate(packed):
+        products = matmul(rows[:, first : first + block.k], block, activation_zero=zero)
         if epilogue.binary:
             products = 2 * products[:, :-1] - products[:, -1:]
         total += products.float() * scale[:, number]
-        first += one.k
-    return behind(total.reshape(out), epilogue, added)
+        first += block.k
+    return apply_epilogue(total.reshape(out), epilogue, added)
 
 
 def max_pool(image: torch.Tensor, shape: Convolution, out_size: tuple[int, int]) -> torch.Tensor:
-    """The greatest code that each output pixel sees, channel by channel: uint8, NHWC.
+    """Compute the maximum code of each window, by channel: uint8, NHWC.
 
     Args:
         image: uint8, NHWC and contiguous.
-        shape: of the window. Every output pixel sees part of the image.
-        out_size: height and width; a pixel more than `shape` says where sizes are rounded up.
+        shape: shape of the window, each position of which overlaps the image.
+        out_size: height and width; one more than in `shape` if sizes are rounded up.
     """
     _check_image(image, shape)
     bound = lowbit_library()
@@ -428,7 +437,9 @@ def max_pool(image: torch.Tensor, shape: Convolution, out_size: tuple[int, int])
     out = torch.empty((shape.image[0], *out_size, shape.image[3]), dtype=torch.uint8)
     window = _shape(shape, out_size)
     _check(
-        bound.slipstream_max_pool(_wide(), ctypes.byref(window), image.data_ptr(), out.data_ptr())
+        bound.slipstream_max_pool(
+            _has_avx2(), ctypes.byref(window), image.data_ptr(), out.data_ptr()
+        )
     )
     return out
 
@@ -436,7 +447,7 @@ def max_pool(image: torch.Tensor, shape: Convolution, out_size: tuple[int, int])
 def reference_max_pool(
     image: torch.Tensor, shape: Convolution, out_size: tuple[int, int]
 ) -> torch.Tensor:
-    """`max_pool` in PyTorch."""
+    """Compute `max_pool` in PyTorch."""
     pooled = torch.nn.functional.max_pool2d(
         image.permute(0, 3, 1, 2).float(), shape.kernel, shape.stride, shape.padding,
         shape.dilation, ceil_mode=out_size != shape.out_size,
@@ -518,8 +529,8 @@ def _check_vectors(epilogue: Epilogue, n: int) -> None:
 
 def _check(status: int) -> None:
     if status != OK:
-        raise SlipstreamError("the layer needs more memory than there is")
+        raise SlipstreamError("not enough memory for the layer")
 
 
-def _wide() -> bool:
+def _has_avx2() -> bool:
     return "avx2" in cpu_features().features

@@ -1,7 +1,7 @@
-"""Integers of a few bits stored without gaps: the form low-bit weights have outside a kernel.
+"""Integers of a few bits stored contiguously: the storage format of low-bit weights.
 
-Value k of a row takes bits ``k * bits`` and on, counted from the low end of the row's first byte;
-each row begins at a byte. What a kernel makes of it is private to the kernel and is never stored.
+Value k of a row occupies bits from ``k * bits``, counted from the lowest bit of the row's first
+byte; each row begins at a byte. The layouts of kernels are private and never stored.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-# Values are spread to one byte a bit on the way; this many at a time.
+# Number of values processed together, because each bit temporarily takes a byte.
 _CHUNK = 1 << 20
 
 
 def bit_rows(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """The rows of `values` (uint8 [n, k], each below ``2**bits``), as uint8 [n, ceil(k*bits/8)]."""
+    """Pack `values` (uint8 [n, k], each below ``2**bits``) into uint8 [n, ceil(k*bits/8)]."""
     n, k = values.shape
     source = values.contiguous().numpy()
     out = np.empty((n, -(-k * bits // 8)), np.uint8)
@@ -28,7 +28,7 @@ def bit_rows(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def from_bit_rows(rows: torch.Tensor, k: int, bits: int) -> torch.Tensor:
-    """The values, uint8 [n, k], whose `bit_rows` these are."""
+    """Unpack the result of `bit_rows` into values, uint8 [n, k]."""
     n = rows.shape[0]
     source = rows.contiguous().numpy()
     out = np.empty((n, k), np.uint8)

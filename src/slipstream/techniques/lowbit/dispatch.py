@@ -1,7 +1,7 @@
-"""Which kernel multiplies a given shape fastest: by rule, or by trying.
+"""Choice of the fastest kernel for a shape, by rule or by measurement.
 
-The rule is what was measured on processors of each level; its reasons are in the comments of
-`preferred`. What `slipstream.techniques.lowbit.autotune` found on this machine goes before it.
+The rule was measured on processors of each level; comments in `preferred` give the reasons. Results
+of `slipstream.techniques.lowbit.autotune` on this machine take precedence.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from slipstream.native import InstructionSet, cpu_features
 from slipstream.sqlite import errors_in_words, open_database
 from slipstream.techniques.lowbit.bindings import Kernel, kernels
 
-# Up to this many rows the weights' way from memory is what takes the time.
+# Up to this number of rows, a product is bound by reading the weights from memory.
 FEW_ROWS = 8
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A product whose kernel is to be chosen: activations [rows, k] by weights [n, k].
+    """Shape of a product of activations [rows, k] and weights [n, k].
 
     Attributes:
-        rows: in a typical call; None for many.
+        rows: number of rows in a typical call; None for many.
     """
 
     rows: int | None
@@ -36,16 +36,16 @@ class Shape:
 
 
 def choose(shape: Shape, *, scheme: str = "auto", level: str = "auto") -> Kernel:
-    """The kernel to take.
+    """Choose the kernel for a shape.
 
     Args:
-        scheme: a scheme's name; ``"auto"`` for the one `autotune` found for this shape, or else
-            the rule's.
-        level: an instruction set, or ``"auto"`` for the best this processor has.
+        scheme: name of a scheme; ``"auto"`` for the result of `autotune` for this shape, or else
+            of the rule.
+        level: an instruction set, or ``"auto"`` for the best of this processor.
 
     Raises:
         UnknownNameError: there is no such scheme or level.
-        InvalidArgumentError: `scheme` does not multiply these widths at this level.
+        InvalidArgumentError: `scheme` does not support these widths at this level.
     """
     allowed = _allowed(level)
     schemes = {kernel.scheme for kernel in kernels()}
@@ -57,85 +57,87 @@ def choose(shape: Shape, *, scheme: str = "auto", level: str = "auto") -> Kernel
         names = [tuned]
     else:
         names = preferred(shape, allowed[0])
-    able = candidates(shape, allowed)
+    supported = candidates(shape, allowed)
     for name in names:
-        if name in able:
-            return able[name]
+        if name in supported:
+            return supported[name]
     raise InvalidArgumentError(
         "scheme",
-        f"'{scheme}' does not multiply {shape.weight_bits}-bit weights by "
+        f"'{scheme}' does not support {shape.weight_bits}-bit weights with "
         f"{shape.activation_bits}-bit activations at level '{allowed[0]}'",
-        remedy="here these do: " + ", ".join(sorted(able)),
+        remedy="use one of: " + ", ".join(sorted(supported)),
     )
 
 
 def candidates(shape: Shape, allowed: Sequence[InstructionSet]) -> dict[str, Kernel]:
-    """Of each scheme that multiplies these widths, the kernel for the best allowed level."""
-    able: dict[str, Kernel] = {}
+    """Return the kernel for the best allowed level, by scheme that supports these widths."""
+    supported: dict[str, Kernel] = {}
     for level in allowed:
         for kernel in kernels():
             if kernel.level is level and kernel.supports(shape.weight_bits, shape.activation_bits):
-                able.setdefault(kernel.scheme, kernel)
-    return able
+                supported.setdefault(kernel.scheme, kernel)
+    return supported
 
 
 def preferred(shape: Shape, level: InstructionSet) -> list[str]:
-    """Schemes in the order the rule for `level` wants them; the last multiplies everything."""
+    """Return schemes in the order of the rule for `level`; the last supports all widths."""
     w, a = shape.weight_bits, shape.activation_bits
     if shape.rows is not None and shape.rows <= FEW_ROWS:
-        # Nothing but the bytes of the weights counts, and dense weights are fewest.
+        # Only the bytes of the weights matter, and dense weights take the fewest.
         return ["dense"]
-    wanted: list[str] = []
-    # Tiles have not run on their own processor yet: they are for who asks for them, or tries.
+    schemes: list[str] = []
+    # Tiles are untested on a processor that has them, so they need an explicit scheme or autotune.
     if level in (InstructionSet.AVX512, InstructionSet.AMX):
-        # As many population counts or permutes in a cycle as products of 64 bytes.
+        # As many population counts or permutes per cycle as products of 64 bytes.
         if w * a <= 2 or w == a == 2:
-            wanted = ["bit_serial"]
+            schemes = ["bit_serial"]
         elif w == 1:
-            wanted = ["word_table"] if a > 6 else ["byte_table"]
+            schemes = ["word_table"] if a > 6 else ["byte_table"]
     elif level in (InstructionSet.AVX512VNNI, InstructionSet.AVXVNNI):
-        # Dot products are as fast as tables from 5 bits on, and faster for weights of 2.
+        # Dot products match tables from 5 bits, and are faster for 2-bit weights.
         if w == a == 1 and shape.k >= 1024 and level is InstructionSet.AVX512VNNI:
-            wanted = ["bit_serial"]
+            schemes = ["bit_serial"]
         elif w == 1 and a <= 4:
-            wanted = ["byte_table"]
+            schemes = ["byte_table"]
     elif level is InstructionSet.AVX512BW:
-        # Without a population count ones are counted by full adders, which need long sums; word
-        # permutes are two instructions in one here, and never pay.
+        # Without population count, full adders count bits, which needs long sums; a word permute
+        # is two micro-operations here, and never faster.
         if w == a == 1 and shape.k >= 1024:
-            wanted = ["bit_serial"]
+            schemes = ["bit_serial"]
         elif (w == 1 and a <= 6) or (w == 2 and a <= 3):
-            wanted = ["byte_table"]
+            schemes = ["byte_table"]
     elif level is InstructionSet.AVX2:
         if w == 1 and a <= 6:
-            wanted = ["byte_table"]
+            schemes = ["byte_table"]
     elif level is InstructionSet.NEON:
-        # No dot product: packing two products into one multiplication is the fastest way.
-        wanted = ["bit_serial"] if w * a <= 2 else ["ulppack"]
+        # Without a dot product, packing two products into one multiplication is fastest.
+        schemes = ["bit_serial"] if w * a <= 2 else ["ulppack"]
     elif level is InstructionSet.NEON_DOTPROD:
         if w * a <= 2:
-            wanted = ["bit_serial"]
+            schemes = ["bit_serial"]
     elif w == a == 1:
-        wanted = ["bit_serial"]
+        schemes = ["bit_serial"]
     elif w + a <= 10:
-        wanted = ["ulppack"]
-    return [*wanted, "dense"]
+        schemes = ["ulppack"]
+    return [*schemes, "dense"]
 
 
 def table() -> list[tuple[str, str]]:
-    """The rule for this processor in words: pairs of widths, and the scheme and level they get."""
+    """Return the rule for this processor as rows of widths, and their scheme and level."""
     allowed = cpu_features().levels
     by_kernel: dict[str, list[str]] = {}
     for w in range(1, 8):
         for a in range(1, 9):
             shape = Shape(None, 512, 512, w, a)
-            able = candidates(shape, allowed)
-            kernel = next((able[n] for n in preferred(shape, allowed[0]) if n in able), None)
+            supported = candidates(shape, allowed)
+            kernel = next(
+                (supported[n] for n in preferred(shape, allowed[0]) if n in supported), None
+            )
             name = "PyTorch" if kernel is None else f"{kernel.scheme} on {kernel.level}"
             by_kernel.setdefault(name, []).append(f"W{w}A{a}")
-    most = max(by_kernel, key=lambda name: len(by_kernel[name]))
-    rows = [(", ".join(pairs), name) for name, pairs in by_kernel.items() if name != most]
-    return [*rows, ("all others" if rows else "all widths", most)]
+    commonest = max(by_kernel, key=lambda name: len(by_kernel[name]))
+    rows = [(", ".join(pairs), name) for name, pairs in by_kernel.items() if name != commonest]
+    return [*rows, ("all others" if rows else "all widths", commonest)]
 
 
 Key = tuple[str, int, int, int, int, int]
@@ -153,22 +155,22 @@ MIGRATIONS = (
 
 
 def shape_key(shape: Shape, allowed: Sequence[InstructionSet]) -> Key:
-    """Under what a shape's winner is kept."""
+    """Return the key under which a shape's winner is stored."""
     rows = shape.rows or 256
-    # What is true of 200 rows is true of 256: to the next power of two.
+    # Rounded up to a power of two, so that similar shapes share a winner.
     rounded = 1 << (rows - 1).bit_length()
     return (str(allowed[0]), rounded, shape.n, shape.k, shape.weight_bits, shape.activation_bits)
 
 
 def winners_path() -> Path:
-    """The file in which winners are kept, beside the timings of operators."""
+    """Return the database of winners, in the folder of operator timings."""
     from slipstream.durations.durations import cache_folder
 
     return cache_folder() / "lowbit.db"
 
 
 def machine() -> str:
-    """The processor and build that winners are of."""
+    """Return the key of this processor and set of kernels."""
     from slipstream.durations.durations import machine_key
 
     return f"{machine_key()}-{len(kernels())}"
@@ -176,7 +178,7 @@ def machine() -> str:
 
 @functools.cache
 def winners() -> dict[Key, str]:
-    """What was found before, on this machine and with these kernels."""
+    """Return the stored winners for this machine and these kernels."""
     path = winners_path()
     try:
         if not path.is_file():
@@ -192,7 +194,7 @@ def winners() -> dict[Key, str]:
             finally:
                 connection.close()
     except (OSError, StoreError):
-        # A choice by rule serves as well; `autotune` says that nothing can be kept.
+        # The rule applies instead; `autotune` warns that it cannot store results.
         return {}
     return {tuple(row[:6]): row[6] for row in rows}
 

@@ -1,8 +1,8 @@
-"""What a step takes in torch's own int8: to say where that is the cheaper choice.
+"""Prediction of a step in torch's int8, to report where that is the cheaper choice.
 
-Torch quantises what `lowbit` does, and grouped convolutions as well; norms and ReLUs become part of
-layers, sums and maxima work on codes. All of these are measured here as torch computes them;
-concatenations are taken to be as fast on its codes as on ours.
+Torch quantises the same layers as `lowbit`, and grouped convolutions; norms and ReLUs are fused,
+sums and max pooling work on codes. All are measured with torch's operators; concatenations are
+assumed to be as fast on torch's codes as on ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipstream.graph.layers import layers
 from slipstream.provenance import Provenance
 from slipstream.surgery import ModuleSelection
 from slipstream.techniques.lowbit.recorded import POOLS, SUMS, Handover, handover, window_of
-from slipstream.techniques.lowbit.sites import LowBitSite, behind
+from slipstream.techniques.lowbit.sites import LowBitSite, fused_tasks
 from slipstream.techniques.lowbit.timing import (
     torch_layer_call,
     torch_pool_call,
@@ -33,8 +33,8 @@ class TorchInt8:
     """A step as torch would quantise it.
 
     Attributes:
-        calls: by task: the layers, sums and maxima, as torch computes them.
-        around: what becomes of other tasks.
+        calls: torch's int8 calls of layers, sums and poolings, by task.
+        around: changes to other tasks.
     """
 
     calls: dict[int, Call]
@@ -42,12 +42,12 @@ class TorchInt8:
 
     @classmethod
     def of(cls, graph: Graph, sites: Sequence[LowBitSite], selection: ModuleSelection) -> TorchInt8:
-        """With what `sites` are, and the grouped convolutions that are selected."""
+        """Build the step from `sites` and the selected grouped convolutions."""
         flow = flow_of(graph)
-        followed = {site.task: site.behind for site in sites}
+        followed = {site.task: site.fused for site in sites}
         by_task = {match.forward[0]: match for match in matches(graph, layers)}
         followed |= {
-            task: behind(flow, task)
+            task: fused_tasks(flow, task)
             for task, match in by_task.items()
             if match.settings.groups > 1
             and not match.settings.transposed
@@ -67,14 +67,14 @@ class TorchInt8:
 
     @property
     def required_timings(self) -> list[Call]:
-        """What has to be measured for `step_ns`."""
+        """Calls to measure for `step_ns`."""
         return [*self.calls.values(), *self.around.coded.values()]
 
     def step_ns(self, graph: Graph, durations: Durations, in_step: float) -> float | None:
-        """What the step would take; None where torch computes none of it here.
+        """Predict the step's time in nanoseconds; None if a call was not measured.
 
         Args:
-            in_step: how much longer calls take in the step than by themselves.
+            in_step: ratio of a call's time in the step to its time in isolation.
         """
         edit = Editor(graph, "torch int8")
         for task, call in {**self.around.coded, **self.calls}.items():

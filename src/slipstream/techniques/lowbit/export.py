@@ -1,9 +1,9 @@
-"""Low-bit linear layers as ONNX, where the format can hold them.
+"""Export of low-bit linear layers to ONNX.
 
-ONNX Runtime multiplies with weights of two, four and eight bits (``com.microsoft.MatMulNBits``,
-scales per block). For three, five, six and seven bits, for binary weights, and for convolutions of
-few bits ONNX has no form. Inputs are rounded by ``QuantizeLinear`` and ``Clip`` to the codes the
-layer has, so that both compute the same up to the order of float32 sums.
+ONNX Runtime supports weights of two, four and eight bits (``com.microsoft.MatMulNBits``, scales per
+block), but not one, three, five, six and seven bits, nor low-bit convolutions. ``QuantizeLinear``
+and ``Clip`` quantise inputs to the layer's codes, so that results are equal up to the order of
+float32 sums.
 
 Source: ONNX Runtime, ``docs/ContribOperators.md``.
 """
@@ -27,7 +27,7 @@ from slipstream.techniques.lowbit.nn import LowBitLinear
 _BITS = (2, 4, 8)
 _OPSET = 21
 _IR_VERSION = 10
-# Of layers with one scale a channel; its scales are written once a block.
+# Block size for layers with a scale per channel, which is repeated for each block.
 _BLOCK = 128
 
 
@@ -42,8 +42,8 @@ def to_onnx(model: Any, path: str | Path, *, opset: int = _OPSET) -> Path:
         `path`.
 
     Raises:
-        InvalidArgumentError: a module, a number of bits or a size of blocks that ONNX has no form
-            for; names the module.
+        InvalidArgumentError: a module, its bits or block size cannot be exported; the message
+            names the module.
         MissingExtraError: the package onnx is not installed.
     """
     try:
@@ -70,7 +70,7 @@ def to_onnx(model: Any, path: str | Path, *, opset: int = _OPSET) -> Path:
 
 
 class _Writer:
-    """Nodes and constants of one graph, each node reading what the one before gave."""
+    """Nodes and constants of a graph, in which each node reads the preceding one's output."""
 
     def __init__(self, onnx: Any) -> None:
         self._onnx = onnx
@@ -84,7 +84,7 @@ class _Writer:
             self._lowbit(place, module)
         elif isinstance(module, LowBitLayer):
             raise InvalidArgumentError(
-                "model", f"{place} is a convolution of few bits, for which ONNX has no form"
+                "model", f"{place} is a low-bit convolution, which ONNX does not support"
             )
         elif type(module) is nn.Linear:
             self._node("MatMul", self._constant(module.weight.detach().T.contiguous().numpy()))
@@ -116,19 +116,19 @@ class _Writer:
         if layer.wbits not in _BITS:
             raise InvalidArgumentError(
                 "model",
-                f"{place} has {layer.wbits}-bit weights; ONNX has a form for 2, 4 and 8 bits only",
-                remedy="convert it with one of these, or keep it here",
+                f"{place} has {layer.wbits}-bit weights; ONNX supports only 2, 4 and 8 bits",
+                remedy="convert the model with one of these",
             )
         if layer.output_codes is not None:
             raise InvalidArgumentError(
-                "model", f"{place} hands codes to its successor",
-                remedy="convert without run=, so that layers exchange floats",
+                "model", f"{place} passes codes to another layer",
+                remedy="call convert without run=, so that layers exchange floats",
             )  # fmt: skip
         block = layer.granularity.block or _BLOCK
         if block & (block - 1):
             raise InvalidArgumentError(
-                "model", f"{place} has blocks of {block}; ONNX wants a power of two",
-                remedy="scales=block32, block64 or block128",
+                "model", f"{place} has blocks of {block}; ONNX requires a power of two",
+                remedy="convert the model with scales block32, block64 or block128",
             )  # fmt: skip
         self._round(layer.input_codes)
         packed, scales = _blocks(layer, block)
@@ -168,9 +168,9 @@ class _Writer:
 
 
 def _blocks(layer: Any, block: int) -> tuple[Any, Any]:
-    """Weights as uint8 [n, blocks, block * bits / 8], the low bits first, and scales [n, blocks].
+    """Return uint8 weights [n, blocks, block * bits / 8], low bits first, and scales [n, blocks].
 
-    Codes are raised by half their range, which is the zero point the operator assumes.
+    Codes are offset by half their range, the operator's implicit zero point.
     """
     codes = layer.codes().to(torch.int16) + (1 << (layer.wbits - 1))
     n, k = codes.shape
@@ -178,7 +178,7 @@ def _blocks(layer: Any, block: int) -> tuple[Any, Any]:
     padded = torch.full((n, count * block), 1 << (layer.wbits - 1), dtype=torch.uint8)
     padded[:, :k] = codes.to(torch.uint8)
     packed = bit_rows(padded.reshape(n * count, block), layer.wbits)
-    # A product's scale, without the activations' part of it.
+    # The weights' part of the products' scale.
     scales = layer.scale / layer.input_codes.scale
     if scales.dim() == 1:
         scales = scales[:, None].expand(n, count)

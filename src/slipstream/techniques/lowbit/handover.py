@@ -1,9 +1,9 @@
-"""Which low-bit layers can hand codes to which others, found by watching one forward pass.
+"""Exchange of codes between low-bit layers, determined by tracing a forward pass.
 
-A layer's output is followed through ReLUs, maxima over windows, concatenations, changes of shape
-and one sum. Where nothing but low-bit layers with the same codes read it in the end, codes are
-handed on; a sum, which the next sum reads, too, is handed on as both codes and floats. Results stay
-what they were: see `slipstream.techniques.lowbit.coded`.
+A layer's output is traced through ReLUs, max pooling, concatenations, reshapes and one sum. If only
+low-bit layers with equal input codes finally read it, it is passed on as codes; a sum, which the
+next sum reads as well, is passed on as codes and floats. Results do not change, see
+`slipstream.techniques.lowbit.coded`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _POOLS = (torch.max_pool2d, torch.nn.functional.max_pool2d)
 
 @dataclass(eq=False)
 class _Value:
-    """A tensor of the pass.
+    """A tensor of the traced pass.
 
     Attributes:
-        maker: the layer whose output it is, or of whose output it is the sum; None: neither.
-        summed: whether it is the latter.
-        parts: what it was made of by going through something.
-        uses: who reads it: layers, values made of it (by a ReLU or otherwise), or None for others.
-        clips: whether it was made by a ReLU.
-        total: the sum it is a term of, where its maker can take that along.
+        maker: the layer that computes it, by itself or as a fused sum; None for others.
+        summed: whether it is a fused sum.
+        parts: the values from which a traced operator computed it.
+        uses: its readers: layers, values computed from it, or None for other operators.
+        clips: whether a ReLU computed it.
+        total: the sum of which it is a term, if its maker can fuse it.
     """
 
     maker: LowBitLayer | None = None
@@ -53,7 +53,7 @@ class _Value:
 
 
 class _Watched(torch.Tensor):
-    """A tensor of the pass that tells its `_Value` what is done with it."""
+    """A tensor of the traced pass that records uses in its `_Value`."""
 
     plain: torch.Tensor
     value: _Value
@@ -82,9 +82,9 @@ class _Watched(torch.Tensor):
         kwargs = kwargs or {}
         seen: list[_Watched] = []
 
-        def plain(one: _Watched) -> torch.Tensor:
-            seen.append(one)
-            return one.plain
+        def plain(watched: _Watched) -> torch.Tensor:
+            seen.append(watched)
+            return watched.plain
 
         out = func(*tree_map_only(_Watched, plain, args), **tree_map_only(_Watched, plain, kwargs))
         watched: torch.Tensor | None = None
@@ -93,100 +93,102 @@ class _Watched(torch.Tensor):
         elif func is _aten.cat.default and len(seen) == len(args[0]):
             watched = _through(tuple(seen), out)
         elif (
-            func in _SUMS and not kwargs and all(isinstance(one, torch.Tensor) for one in args[:2])
+            func in _SUMS
+            and not kwargs
+            and all(isinstance(term, torch.Tensor) for term in args[:2])
         ):
             watched = _summed(seen, args[0], args[1], out)
         else:
-            for one in seen:
-                one.value.uses.append(None)
+            for operand in seen:
+                operand.value.uses.append(None)
         if func in _IN_PLACE and isinstance(watched, _Watched) and isinstance(args[0], _Watched):
-            # PyTorch gives the object it was called with back, whatever is returned here.
+            # PyTorch returns the object on which it was called, not the result of this function.
             args[0].plain, args[0].value = watched.plain, watched.value
             return args[0]
         return out if watched is None else watched
 
 
 def _through(seen: tuple[_Watched, ...], out: torch.Tensor, *, clips: bool = False) -> torch.Tensor:
-    value = _Value(parts=tuple(one.value for one in seen), clips=clips)
-    for one in seen:
-        one.value.uses.append(value)
+    value = _Value(parts=tuple(operand.value for operand in seen), clips=clips)
+    for operand in seen:
+        operand.value.uses.append(value)
     return _Watched(out, value)
 
 
-def _summed(seen: list[_Watched], one: Any, other: Any, out: torch.Tensor) -> torch.Tensor:
+def _summed(seen: list[_Watched], left: Any, right: Any, out: torch.Tensor) -> torch.Tensor:
     for watched in seen:
         watched.value.uses.append(None)
-    if out.numel() < cost.LEAST_SUM:
+    if out.numel() < cost.MIN_SUM_ELEMS:
         return out
-    # The first, since the second is there when the sum is taken; the second if it is made last.
-    for term, beside in ((one, other), (other, one)):
+    # Prefer the first term: the second usually exists when the sum is computed.
+    for term, addend in ((left, right), (right, left)):
         value = term.value if isinstance(term, _Watched) else None
         if value is None or value.summed or value.uses != [None] or value.parts:
             continue
         maker = value.maker
-        if isinstance(maker, LowBitConv2d) and not maker.relu and beside.shape == term.shape:
+        if isinstance(maker, LowBitConv2d) and not maker.relu and addend.shape == term.shape:
             value.total = _Value(maker=maker, summed=True)
             return _Watched(out, value.total)
     return out
 
 
 def hand_over(model: nn.Module, run: Callable[[], object]) -> int:
-    """Let layers hand codes to those that read them, and take sums along.
+    """Let layers pass codes to their readers, and fuse sums.
 
     Args:
-        run: runs one forward pass.
+        run: runs a forward pass.
 
     Returns:
-        How many layers hand codes on, or take a sum along.
+        The number of layers that pass codes on or fuse a sum.
     """
-    for one in model.modules():
-        if isinstance(one, LowBitLayer):
-            one.output_codes, one.after_sum = None, None
-    values, repeated = _watch(model, run)
-    # What becomes of a sum is decided for its maker's output, too: it has no other use.
+    for module in model.modules():
+        if isinstance(module, LowBitLayer):
+            module.output_codes, module.after_sum = None, None
+    values, repeated = _trace(model, run)
+    # A maker's output with a fused sum has no other use, so only the sum is considered.
     summing = {id(value.maker) for value in values if value.summed}
-    wanted = [value for value in values if value.summed or id(value.maker) not in summing]
-    return sum(_decide(group) for group in _groups(wanted) if not _makers(group) & repeated)
+    relevant = [value for value in values if value.summed or id(value.maker) not in summing]
+    return sum(_decide(group) for group in _groups(relevant) if not _makers(group) & repeated)
 
 
 def _decide(group: list[_Value]) -> int:
-    """Tell the makers of `group` what to hand on; how many of them do something they did not."""
+    """Set the outputs of the makers in `group`; return how many pass codes or fuse a sum."""
     makers = [value for value in group if value.maker is not None]
     readers = [use for value in group for use in value.uses if isinstance(use, LowBitLayer)]
     others = any(use is None for value in group for use in value.uses)
     codes = readers[0].input_codes if readers else None
-    alike = not others and all(reader.input_codes == codes for reader in readers)
-    # A sum is written as floats in any case.
-    direct = len(makers) == 1 and all(value.clips for value in group if value.parts)
-    handing = 0
+    equal = not others and all(reader.input_codes == codes for reader in readers)
+    # A fused sum is written as floats in any case.
+    from_one = len(makers) == 1 and all(value.clips for value in group if value.parts)
+    changed = 0
     for value in makers:
         assert value.maker is not None
         if value.summed:
-            only = value.uses[0] if len(value.uses) == 1 else None
-            relu = isinstance(only, _Value) and only.clips
-            value.maker.after_sum = AfterSum(relu, codes if alike or direct else None)
-        elif alike:
+            single = value.uses[0] if len(value.uses) == 1 else None
+            relu = isinstance(single, _Value) and single.clips
+            value.maker.after_sum = AfterSum(relu, codes if equal or from_one else None)
+        elif equal:
             value.maker.output_codes = codes
-        handing += value.summed or (alike and codes is not None)
-    return handing
+        changed += value.summed or (equal and codes is not None)
+    return changed
 
 
 def _makers(group: list[_Value]) -> set[LowBitLayer]:
     return {value.maker for value in group if value.maker is not None}
 
 
-def _watch(model: nn.Module, run: Callable[[], object]) -> tuple[list[_Value], set[LowBitLayer]]:
-    """The outputs of layers and their sums, and the layers that ran more than once."""
-    layers = [one for one in model.modules() if isinstance(one, LowBitLayer)]
+def _trace(model: nn.Module, run: Callable[[], object]) -> tuple[list[_Value], set[LowBitLayer]]:
+    """Trace a pass; return outputs of layers and their sums, and layers that ran repeatedly."""
+    layers = [module for module in model.modules() if isinstance(module, LowBitLayer)]
     by_layer: dict[LowBitLayer, _Value] = {}
     repeated: set[LowBitLayer] = set()
     values: list[_Value] = []
 
     def before(layer: Any, args: Any) -> Any:
-        def read(one: _Watched) -> torch.Tensor:
-            one.value.uses.append(layer)
-            values.append(one.value)
-            return one.plain
+        def read(watched: _Watched) -> torch.Tensor:
+            watched.value.uses.append(layer)
+            values.append(watched.value)
+            return watched.plain
 
         return tree_map_only(_Watched, read, args)
 
@@ -198,14 +200,14 @@ def _watch(model: nn.Module, run: Callable[[], object]) -> tuple[list[_Value], s
         return _Watched(output, value)
 
     def end(module: Any, args: Any, output: Any) -> Any:
-        def given(one: _Watched) -> torch.Tensor:
-            one.value.uses.append(None)
-            return one.plain
+        def read_outside(watched: _Watched) -> torch.Tensor:
+            watched.value.uses.append(None)
+            return watched.plain
 
-        return tree_map_only(_Watched, given, output)
+        return tree_map_only(_Watched, read_outside, output)
 
-    hooks = [one.register_forward_pre_hook(before) for one in layers]
-    hooks += [one.register_forward_hook(after) for one in layers]
+    hooks = [layer.register_forward_pre_hook(before) for layer in layers]
+    hooks += [layer.register_forward_hook(after) for layer in layers]
     hooks.append(model.register_forward_hook(end))
     try:
         with torch.no_grad():
@@ -213,32 +215,32 @@ def _watch(model: nn.Module, run: Callable[[], object]) -> tuple[list[_Value], s
     finally:
         for hook in hooks:
             hook.remove()
-    return _all_of(values), repeated
+    return _connected(values), repeated
 
 
-def _all_of(values: list[_Value]) -> list[_Value]:
-    """These, and what was made of them or went into them, each once."""
+def _connected(values: list[_Value]) -> list[_Value]:
+    """Return all values that are connected to `values`."""
     by_id: dict[int, _Value] = {}
     waiting = list(values)
     while waiting:
-        one = waiting.pop()
-        if id(one) in by_id:
+        value = waiting.pop()
+        if id(value) in by_id:
             continue
-        by_id[id(one)] = one
-        waiting += [use for use in one.uses if isinstance(use, _Value)]
-        waiting += [*one.parts, *([one.total] if one.total else [])]
+        by_id[id(value)] = value
+        waiting += [use for use in value.uses if isinstance(use, _Value)]
+        waiting += [*value.parts, *([value.total] if value.total else [])]
     return list(by_id.values())
 
 
 def _groups(values: list[_Value]) -> list[list[_Value]]:
-    """Values that are handed over alike, because one was made of the other."""
-    group_of: dict[int, list[_Value]] = {id(one): [one] for one in values}
-    for one in values:
-        for part in one.parts:
-            mine, other = group_of[id(one)], group_of.get(id(part))
-            if other is None or other is mine:
+    """Group values that must have the same form, because one is computed from the other."""
+    group_of: dict[int, list[_Value]] = {id(value): [value] for value in values}
+    for value in values:
+        for part in value.parts:
+            group, other = group_of[id(value)], group_of.get(id(part))
+            if other is None or other is group:
                 continue
-            mine += other
+            group += other
             for moved in other:
-                group_of[id(moved)] = mine
-    return list({id(group): group for group in group_of.values()}.values())
+                group_of[id(moved)] = group
+    return list({id(each): each for each in group_of.values()}.values())

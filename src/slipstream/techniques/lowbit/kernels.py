@@ -1,11 +1,11 @@
-"""Exact products of integers of 1 to 8 bits, by compiled kernels or by PyTorch.
+"""Exact matrix multiplication of integers of 1 to 8 bits, by compiled kernels or PyTorch.
 
 Weights are packed once for a kernel, which `slipstream.techniques.lowbit.dispatch` chooses;
-activations are packed inside each call. Without the compiled library the same functions give the
-same results through `torch.matmul`, only slower.
+activations are packed in each call. Without the compiled library the same functions compute the
+same results through `torch.matmul`, but slower.
 
 Source: Won et al., "ULPPACK: Fast Sub-8-bit Matrix Multiply on Commodity SIMD Hardware",
-MLSys 2022, and what is faster than it where processors multiply bytes.
+MLSys 2022, with faster schemes for processors that multiply bytes.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from slipstream.techniques.lowbit.bindings import INVALID, OK, lowbit_library
 from slipstream.techniques.lowbit.dense_rows import bit_rows, from_bit_rows
 
 _INT32_TOP = 2**31 - 1
-_NO_MEMORY = "the multiplication needs more memory than there is"
+_NO_MEMORY = "not enough memory for the multiplication"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-# What `PackedWeights.to_bytes` begins with: mark, version, weight bits, activation bits, whether
-# weights are signed, whether zero points follow, n, k.
+# Header of `PackedWeights.to_bytes`: mark, version, weight bits, activation bits, whether weights
+# are signed, whether zero points follow, n, k.
 _HEADER = struct.Struct("<4sBBBBB7xqq")
 _MARK, _VERSION = b"LBWT", 1
 
 
 class _Memory:
-    """What a kernel reads; given back when the last who holds it is gone."""
+    """Native memory of packed weights, freed with the last reference."""
 
     def __init__(self, bound: ctypes.CDLL, handle: int) -> None:
         weakref.finalize(self, bound.slipstream_lowbit_free, handle)
 
 
 class PackedWeights:
-    """Weights [n, k] of a few bits, in the form one kernel reads. Immutable.
+    """Weights [n, k] of a few bits, in the layout of a kernel. Immutable.
 
     Attributes:
         n, k: rows (output features) and columns (input features).
-        bits: of each weight, 1 to 8.
-        activation_bits: the widest activations it multiplies.
-        signed: whether weights are ``-2**(bits-1) ..`` rather than ``0 .. 2**bits-1``.
-        zero_points: int32 [n] subtracted from the weights' rows, or None.
+        bits: bits of each weight, 1 to 8.
+        activation_bits: maximum bits of activations.
+        signed: whether weights are ``-2**(bits-1) .. 2**(bits-1)-1``, not ``0 .. 2**bits-1``.
+        zero_points: int32 [n], subtracted from the weights' rows, or None.
         scheme, level: the kernel; ``"torch"`` and ``"python"`` without the compiled library.
-        nbytes: memory the packed weights take.
-        stored: `to_bytes` as a tensor, uint8, for the operators of torch; None until one asks.
+        nbytes: memory of the packed weights in bytes.
+        stored: `to_bytes` as a uint8 tensor, for torch operators; None until first used.
     """
 
     stored: torch.Tensor | None = None
@@ -68,17 +68,17 @@ class PackedWeights:
         scheme: str,
         level: str,
     ) -> None:
-        """`pack_weights` is how to make one. `values` are uint8, signed ones raised to be so."""
+        """Pack `values`, uint8 with signed weights offset; use `pack_weights` instead."""
         self.n, self.k = values.shape
         self.bits, self.activation_bits, self.signed = bits, activation_bits, signed
         self.zero_points = zero_points
-        raised = torch.full((self.n,), 2 ** (bits - 1) if signed else 0, dtype=torch.int32)
+        offsets = torch.full((self.n,), 2 ** (bits - 1) if signed else 0, dtype=torch.int32)
         if zero_points is not None:
-            raised += zero_points
+            offsets += zero_points
         bound = lowbit_library()
         if bound is None:
             self._handle, self._multiply, self._linear = 0, None, None
-            self._weights: torch.Tensor | None = values.to(torch.int32) - raised[:, None]
+            self._weights: torch.Tensor | None = values.to(torch.int32) - offsets[:, None]
             self.scheme, self.level = "torch", "python"
             self.nbytes = self._weights.nbytes
             return
@@ -95,11 +95,11 @@ class PackedWeights:
             activation_bits,
             values.data_ptr(),
             values.stride(0),
-            raised.data_ptr(),
+            offsets.data_ptr(),
             ctypes.byref(handle),
         )
         if status != OK or handle.value is None:
-            raise SlipstreamError("packed weights need more memory than there is")
+            raise SlipstreamError("not enough memory for the packed weights")
         self._handle = handle.value
         self._multiply = bound.slipstream_lowbit_multiply
         self._linear = bound.slipstream_lowbit_linear
@@ -116,8 +116,8 @@ class PackedWeights:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_bytes, (self.to_bytes(),)
 
-    def twin(self) -> PackedWeights:
-        """The same in the same memory, but without `stored`."""
+    def without_stored(self) -> PackedWeights:
+        """Return a copy that shares memory, without `stored`."""
         clone = copy.copy(self)
         clone.stored = None
         return clone
@@ -128,7 +128,7 @@ class PackedWeights:
         return clone
 
     def for_rows(self, rows: int) -> PackedWeights:
-        """These weights for the kernel that is best for calls of `rows` rows; often themselves."""
+        """Return the weights packed for the best kernel for `rows` rows, possibly `self`."""
         if self._multiply is None:
             return self
         shape = dispatch.Shape(rows, self.n, self.k, self.bits, self.activation_bits)
@@ -141,10 +141,10 @@ class PackedWeights:
         )  # fmt: skip
 
     def weights(self) -> torch.Tensor:
-        """The integers that were packed: uint8 [n, k], int8 where signed.
+        """Return the packed integers: uint8 [n, k], int8 if signed.
 
-        How a kernel lays them out is its own affair, so they are read by multiplying with the
-        identity: fast enough for a checkpoint, not for a forward pass.
+        Layouts are private to kernels, so weights are read by multiplication with the identity:
+        fast enough for a checkpoint, not for a forward pass.
         """
         out = torch.empty((self.n, self.k), dtype=torch.int8 if self.signed else torch.uint8)
         zero = 0 if self.zero_points is None else self.zero_points
@@ -157,10 +157,10 @@ class PackedWeights:
         return out
 
     def to_bytes(self) -> bytes:
-        """The weights as `bits` bits each, rows beginning at bytes: the same for every kernel."""
+        """Serialise the weights, `bits` bits each in byte-aligned rows; equal for all kernels."""
         widths = self.bits, self.activation_bits, self.signed, self.zero_points is not None
         header = _HEADER.pack(_MARK, _VERSION, *widths, self.n, self.k)
-        values = _raised(self.weights(), 2 ** (self.bits - 1) if self.signed else 0)
+        values = _offset(self.weights(), 2 ** (self.bits - 1) if self.signed else 0)
         parts = [header, bit_rows(values, self.bits).numpy().tobytes()]
         if self.zero_points is not None:
             parts.append(self.zero_points.numpy().astype("<i4").tobytes())
@@ -170,22 +170,22 @@ class PackedWeights:
     def from_bytes(
         cls, data: bytes, *, rows: int | None = None, scheme: str = "auto", level: str = "auto"
     ) -> PackedWeights:
-        """What `to_bytes` wrote, packed for the kernel that is best here.
+        """Load the result of `to_bytes`, packed for the best kernel of this processor.
 
         Raises:
-            InvalidArgumentError: `data` is not what `to_bytes` writes.
+            InvalidArgumentError: `data` is not a result of `to_bytes`.
         """
         if len(data) < _HEADER.size or data[:4] != _MARK:
-            raise InvalidArgumentError("data", "holds no packed weights")
+            raise InvalidArgumentError("data", "does not contain packed weights")
         _, version, bits, activation_bits, signed, zeros, n, k = _HEADER.unpack_from(data)
         if version != _VERSION:
             raise InvalidArgumentError(
                 "data", f"has version {version}; this slipstream reads {_VERSION}"
             )
-        known = 1 <= bits <= 8 and 1 <= activation_bits <= 8 and n > 0 and k > 0
+        valid = 1 <= bits <= 8 and 1 <= activation_bits <= 8 and n > 0 and k > 0
         row_bytes = -(-k * bits // 8)
-        if not known or len(data) != _HEADER.size + n * (row_bytes + (4 if zeros else 0)):
-            raise InvalidArgumentError("data", "is cut short or damaged")
+        if not valid or len(data) != _HEADER.size + n * (row_bytes + (4 if zeros else 0)):
+            raise InvalidArgumentError("data", "is truncated or damaged")
         stored = torch.frombuffer(bytearray(data), dtype=torch.uint8)[_HEADER.size :]
         values = from_bit_rows(stored[: n * row_bytes].view(n, row_bytes), k, bits)
         zero_points = stored[n * row_bytes :].clone().view(torch.int32) if zeros else None
@@ -208,23 +208,23 @@ def pack_weights(
     scheme: str = "auto",
     level: str = "auto",
 ) -> PackedWeights:
-    """Integer weights in the form a kernel reads.
+    """Pack integer weights for a kernel.
 
     Args:
-        weight: [n, k] integers; unsigned ones are ``0 .. 2**bits-1``, signed ones
+        weight: integers [n, k]; unsigned ones are ``0 .. 2**bits-1``, signed ones
             ``-2**(bits-1) .. 2**(bits-1)-1``.
-        bits: of a weight, 1 to 8.
-        activation_bits: of the activations to come, 1 to 8; fewer may run faster.
+        bits: bits per weight, 1 to 8.
+        activation_bits: maximum bits of activations, 1 to 8; fewer may run faster.
         zero_points: integers [n], or one for all rows, that `matmul` subtracts from the weights;
             within the weights' range.
-        signed: default: whether the dtype is not uint8.
-        rows: of activations in a typical call, which the choice of a kernel depends on.
-        scheme, level: a kernel by name (see `slipstream.techniques.lowbit.dispatch`) rather than
-            the one chosen for this processor.
+        signed: whether weights are signed; None: unless the dtype is uint8.
+        rows: rows of activations in a typical call, for the choice of a kernel.
+        scheme, level: name and instruction set of a kernel instead of the best (see
+            `slipstream.techniques.lowbit.dispatch`).
 
     Raises:
-        InvalidArgumentError: not a matrix of integers on the CPU, empty, a value out of range, or
-            so long that a sum may not fit 32 bits.
+        InvalidArgumentError: `weight` is not a matrix of integers on the CPU, is empty, has a value
+            out of range, or so many columns that a sum may overflow 32 bits.
         UnknownNameError: there is no such scheme or level.
     """
     _check_bits("bits", bits)
@@ -237,21 +237,21 @@ def pack_weights(
     _check_range("weight", weight, lowest, top, bits)
     n, k = weight.shape
     zeros = _checked_zero_points(zero_points, n, lowest, top, bits)
-    # The largest |w - zero| and |a - zero| there can be.
-    farthest = max(-lowest, top)
+    # Bound on |w - zero|.
+    max_weight = max(-lowest, top)
     if zeros is not None:
-        farthest = max(int(zeros.max()) - lowest, top - int(zeros.min()))
-    longest = _INT32_TOP // ((2**activation_bits - 1) * max(farthest, 1))
-    if k > longest:
+        max_weight = max(int(zeros.max()) - lowest, top - int(zeros.min()))
+    max_columns = _INT32_TOP // ((2**activation_bits - 1) * max(max_weight, 1))
+    if k > max_columns:
         raise InvalidArgumentError(
             "weight",
-            f"has {k} columns; with W{bits}A{activation_bits} a sum of more than {longest} "
-            "products may not fit 32 bits",
+            f"has {k} columns; with W{bits}A{activation_bits} a sum of more than "
+            f"{max_columns} products may overflow 32 bits",
             remedy="split the matrix along its columns and add the results in 64 bits",
         )
     if rows is not None and rows < 1:
         raise InvalidArgumentError("rows", f"{rows} is not a positive number of rows")
-    values = _raised(weight, -lowest)
+    values = _offset(weight, -lowest)
     return PackedWeights(values, bits, activation_bits, signed, zeros, rows, scheme, level)
 
 
@@ -262,21 +262,21 @@ def matmul(
     activation_zero: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``(a - activation_zero) @ (weight - zero_points).T``, exactly.
+    """Compute ``(a - activation_zero) @ (weight - zero_points).T`` exactly.
 
     Args:
         a: uint8 or int8 [m, k], of at most ``packed.activation_bits`` bits: unsigned values
-            ``0 .. 2**bits-1``, signed ones ``-2**(bits-1) .. 2**(bits-1)-1``. Rows may lie apart
-            (a stride), their values may not.
-        activation_zero: within the range of `a`.
-        out: int32 [m, n] to write to; rows may lie apart.
+            ``0 .. 2**bits-1``, signed ones ``-2**(bits-1) .. 2**(bits-1)-1``. Each row must be
+            contiguous; the stride between rows is arbitrary.
+        activation_zero: zero point of `a`, within its range.
+        out: int32 [m, n] to write to, with contiguous rows.
 
     Returns:
         int32 [m, n].
 
     Raises:
-        InvalidArgumentError: a dtype, shape, device or layout other than these, or a value of `a`
-            out of range (what `out` then holds is of no use).
+        InvalidArgumentError: a dtype, shape, device or layout is not supported, or a value of `a`
+            is out of range; `out` is then undefined.
     """
     dtype = a.dtype
     if a.dim() != 2 or not a.is_cpu or (dtype is not torch.uint8 and dtype is not torch.int8):
@@ -291,7 +291,7 @@ def matmul(
     if inner != 1 and k != 1:
         raise InvalidArgumentError(
             "a",
-            f"has strides {(lda, inner)}; the values of a row must lie one after the other",
+            f"has strides {(lda, inner)}; the values of a row must be contiguous",
             remedy="pass a.contiguous()",
         )
     if out is None:
@@ -330,22 +330,23 @@ def linear(
     activation_zero: int = 0,
     relu: bool = False,
 ) -> torch.Tensor:
-    """A layer in one call: round `x`, multiply, scale, add `bias`, and clip at 0 if `relu`.
+    """Compute a layer in one call: round `x`, multiply, scale, add `bias`, apply ReLU if `relu`.
 
     ``a = clamp(round(x / activation_scale) + activation_zero, 0, 2**packed.activation_bits - 1)``
     and ``y = scale * matmul(a, packed, activation_zero=activation_zero) + bias``, in float32.
 
     Args:
-        x: float32 [..., k]. Where a row holds NaN, all of its results are NaN.
-        scale: float32 [n], of an output; usually activation scale times weight scale.
+        x: float32 [..., k]. A row with NaN gives NaN in all of its outputs.
+        scale: float32 [n], scale of each output; usually activation scale times weight scale.
         bias: float32 [n] or None.
-        activation_zero: ``0 .. 2**activation_bits-1``.
+        activation_scale: scale of the activations' codes, positive.
+        activation_zero: zero point of the activations, ``0 .. 2**activation_bits-1``.
 
     Returns:
         float32 [..., n].
 
     Raises:
-        InvalidArgumentError: a dtype, shape, device or layout other than these.
+        InvalidArgumentError: a dtype, shape, device or layout is not supported.
     """
     shape = x.shape
     if x.dtype is not torch.float32 or not x.is_cpu or not shape or shape[-1] != packed.k:
@@ -363,7 +364,9 @@ def linear(
     if bias is not None:
         check_vector("bias", bias, n)
     if not 0.0 < activation_scale < math.inf:
-        raise InvalidArgumentError("activation_scale", f"{activation_scale} is not positive")
+        raise InvalidArgumentError(
+            "activation_scale", f"{activation_scale} is not a positive number"
+        )
     y = torch.empty((m, n))
     if m == 0:
         return y.view(*shape[:-1], n)
@@ -408,7 +411,7 @@ def _torch_linear(
     relu: bool,
     y: torch.Tensor,
 ) -> None:
-    strange = torch.isnan(rows).any(1)
+    has_nan = torch.isnan(rows).any(1)
     step = torch.tensor(activation_scale, dtype=torch.float32)
     rounded = torch.nan_to_num(rows / step, posinf=math.inf, neginf=-math.inf).round()
     top = 2**packed.activation_bits - 1
@@ -419,11 +422,11 @@ def _torch_linear(
         y += bias
     if relu:
         y.clamp_(min=0.0)
-    y[strange] = float("nan")
+    y[has_nan] = float("nan")
 
 
-def _raised(weight: torch.Tensor, by: int) -> torch.Tensor:
-    """`weight` + `by` as contiguous uint8."""
+def _offset(weight: torch.Tensor, by: int) -> torch.Tensor:
+    """Return `weight` + `by` as contiguous uint8."""
     if by:
         weight = weight.to(torch.int16) + by
     return weight.to(torch.uint8).contiguous()
@@ -463,11 +466,11 @@ def _check_range(name: str, tensor: torch.Tensor, lowest: int, top: int, bits: i
 
 
 def _checked_zero_points(
-    given: torch.Tensor | int | None, n: int, lowest: int, top: int, bits: int
+    zero_points: torch.Tensor | int | None, n: int, lowest: int, top: int, bits: int
 ) -> torch.Tensor | None:
-    if given is None:
+    if zero_points is None:
         return None
-    zeros = torch.as_tensor(given)
+    zeros = torch.as_tensor(zero_points)
     if zeros.dtype not in _INTEGERS:
         raise InvalidArgumentError("zero_points", f"has dtype {zeros.dtype}, not integers")
     if zeros.dim() > 1 or zeros.numel() not in (1, n):
@@ -491,10 +494,10 @@ def _check_out(out: torch.Tensor, m: int, n: int) -> None:
     _check_matrix("out", out, (torch.int32,), empty=True)
     if tuple(out.shape) != (m, n):
         raise InvalidArgumentError("out", f"has shape {tuple(out.shape)} instead of {(m, n)}")
-    apart = out.stride(0) >= n or m == 1
-    if not apart or (out.stride(1) != 1 and n != 1):
+    disjoint = out.stride(0) >= n or m == 1
+    if not disjoint or (out.stride(1) != 1 and n != 1):
         raise InvalidArgumentError(
-            "out", f"has strides {out.stride()}; its rows must be contiguous and apart"
+            "out", f"has strides {out.stride()}; its rows must be contiguous and must not overlap"
         )
 
 

@@ -1,4 +1,4 @@
-"""What both low-bit layers share: packed weights, codes of the input, and what comes behind."""
+"""Base of both low-bit layers: packed weights, codes of the input, and the epilogue."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from slipstream.techniques.lowbit.windows import Convolution
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _VERSION = 3
-# Before 2, layers handed codes to one successor only; before 3, none had a ceiling.
+# Version 2 added codes for several successors, version 3 ceilings.
 _READ_VERSIONS = (1, 2, 3)
-# Attributes that say how a layer's usual input is multiplied.
-_DECIDES = frozenset(
+# Attributes whose change invalidates the cached call.
+_INVALIDATING = frozenset(
     {"_packed", "input_codes", "output_codes", "relu", "ceiling", "after_sum", "scale", "bias"}
 )
-# What refers to this process's memory.
+# Attributes that refer to this process's memory.
 _NOT_SAVED = frozenset({"_call", "_prepared"})
 
 
 @dataclass(frozen=True)
 class AfterSum:
-    """What becomes of the sum of a layer's output and another tensor.
+    """Operations on the sum of a layer's output and another tensor.
 
     Attributes:
-        relu: whether it is clipped at zero.
-        codes: as what codes it is handed on, besides floats; None: as floats alone.
+        relu: whether the sum is clipped at zero.
+        codes: codes that are passed on next to floats; None for floats only.
     """
 
     relu: bool
@@ -53,31 +53,30 @@ class AfterSum:
 
 
 class LowBitLayer(nn.Module):
-    """A layer of a few bits; `LowBitLinear` and `LowBitConv2d` say of what shape.
+    """Base of `LowBitLinear` and `LowBitConv2d`.
 
     Attributes:
-        wbits, abits: of weights and activations, 1 to 8.
-        granularity: how far one scale of the weights reaches.
-        input_codes: how inputs are rounded.
-        output_codes: None, or as what codes outputs are handed to the layers that read them.
-        after_sum: what becomes of the sum that the output is a term of; None: it goes elsewhere.
+        wbits, abits: bits of weights and activations, 1 to 8.
+        granularity: extent of the weights' scales.
+        input_codes: quantisation of inputs.
+        output_codes: codes in which outputs are passed to other layers; None for floats.
+        after_sum: operations on the sum of the output and another tensor; None without a sum.
         relu: whether the output is clipped at zero.
-        ceiling: what the output is clipped at from above; infinity where it is not.
-        absorbed: names of modules of the model whose work this layer does, too.
-        scale: float32 [n], or [n, blocks]: of a product; what follows in the same channel (a batch
-            norm) is multiplied in.
+        ceiling: maximum of the output; infinity without one.
+        absorbed: names of the model's modules that are fused into this layer.
+        scale: scale of products, with a fused batch norm; float32 [n], or [n, blocks].
         bias: float32 [n] or None.
 
-    Scale and bias stay float32 whatever dtype the model is given; inputs of another are rounded
-    from it, and outputs have it.
+    Scale and bias stay float32 if the model's dtype changes; inputs of another dtype are converted,
+    and outputs have the inputs' dtype.
     """
 
     scale: torch.Tensor
     bias: torch.Tensor | None
-    # What the usual input is given to: of a linear layer a compiled function and its arguments
-    # (empty: there is none), of a convolution a `Prepared`; None: to be made.
+    # Cached call for the common case: for linear layers a compiled function and its arguments, or
+    # () if not applicable; for convolutions a `Prepared`; None if not computed yet.
     _call: Any
-    # By the shape of an image, and whether a sum is taken along.
+    # By image shape, and whether another tensor is added.
     _prepared: dict[tuple[torch.Size, bool], Prepared]
 
     def __init__(self, n: int, k: int, bias: bool, wbits: int, abits: int, scales: str) -> None:
@@ -90,7 +89,7 @@ class LowBitLayer(nn.Module):
                 raise InvalidArgumentError(name, f"{count} is not positive")
         self.wbits, self.abits = wbits, abits
         self.granularity = Granularity.of(scales)
-        # One matrix, or one for each block of columns.
+        # A single matrix, or one per block of columns.
         self._packed: tuple[PackedWeights, ...] = ()
         self.input_codes = Codes(abits, 1.0)
         self.output_codes: Codes | None = None
@@ -104,7 +103,7 @@ class LowBitLayer(nn.Module):
 
     @classmethod
     def shaped_like(cls, module: Any, bias: bool, wbits: int, abits: int, scales: str) -> Self:
-        """A layer of the sizes of a float one, without weights."""
+        """Create a layer of a float layer's sizes, without weights."""
         raise NotImplementedError
 
     @classmethod
@@ -118,19 +117,20 @@ class LowBitLayer(nn.Module):
         scales: str = "channel",
         least_error: bool = True,
     ) -> Self:
-        """The layer that does what `module` does, with its weights rounded.
+        """Quantise a float layer.
 
         Args:
             module: ``nn.Linear``, ``nn.Conv2d``, or Hugging Face's ``Conv1D``.
-            ranges: of inputs: a `slipstream.quant.Range`, or (low, high).
-            least_error: of the weights: see `slipstream.quant.code_weights`.
+            ranges: range of inputs: a `slipstream.quant.Range`, or (low, high).
+            least_error: whether the weights' scales minimise the error, see
+                `slipstream.quant.code_weights`.
 
         Raises:
-            InvalidArgumentError: groups other than depthwise, padding other than with zeros, NaN or
-                infinity in a weight or range, or other bits.
+            InvalidArgumentError: `module` is a grouped but not depthwise convolution, its padding
+                is not zeros, a weight or range is not finite, or bits are out of range.
         """
-        if (reason := why_kept(module)) is not None:
-            raise InvalidArgumentError("module", reason, remedy="leave it as it is")
+        if (reason := why_unsupported(module)) is not None:
+            raise InvalidArgumentError("module", reason, remedy="keep it in float32")
         module = as_torch(module)
         layer = cls.shaped_like(module, module.bias is not None, wbits, abits, scales)
         codes, scale = code_weights(
@@ -142,27 +142,27 @@ class LowBitLayer(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in _DECIDES:
+        if name in _INVALIDATING:
             self.__dict__["_call"] = None
             self.__dict__["_prepared"] = {}
 
     def _usual_call(self) -> tuple[Any, ...]:
-        """The compiled function that does all there is to do, and what it is given each time."""
+        """Return the compiled function of the whole layer and its fixed arguments, or ()."""
         packed = self.packed
-        if not self._floats_at_once() or packed[0]._linear is None:
+        if not self._is_single_call() or packed[0]._linear is None:
             return ()
-        codes, one = self.input_codes, packed[0]
-        check_vector("scale", self.scale, one.n)
+        codes, weights = self.input_codes, packed[0]
+        check_vector("scale", self.scale, weights.n)
         if self.bias is not None:
-            check_vector("bias", self.bias, one.n)
+            check_vector("bias", self.bias, weights.n)
         floor = 0.0 if self.relu else -math.inf
         buffers = self.scale, self.scale.data_ptr(), self.bias, tensor_pointer(self.bias)
-        return one._linear, one, codes.scale, codes.zero, floor, one.n, buffers
+        return weights._linear, weights, codes.scale, codes.zero, floor, weights.n, buffers
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        kept = dict(self._buffers)
+        buffers = dict(self._buffers)
         super()._apply(fn, recurse)
-        for name, old in kept.items():
+        for name, old in buffers.items():
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype is not old.dtype:
                 self._buffers[name] = old.to(new.device)
@@ -170,7 +170,7 @@ class LowBitLayer(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: one for key, one in self.__dict__.items() if key not in _NOT_SAVED}
+        return {key: value for key, value in self.__dict__.items() if key not in _NOT_SAVED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -178,24 +178,26 @@ class LowBitLayer(nn.Module):
 
     @property
     def packed(self) -> tuple[PackedWeights, ...]:
-        """The weights: one matrix, or one for each block of columns.
+        """The weights: a single matrix, or one per block of columns.
 
         Raises:
-            InvalidArgumentError: the layer was made without weights and none were loaded.
+            InvalidArgumentError: the layer has no weights yet.
         """
         if not self._packed:
             raise InvalidArgumentError(
-                "layer", "has no weights yet", remedy="from_float(module), or load_state_dict"
+                "layer",
+                "has no weights yet",
+                remedy="create it by from_float(module), or call load_state_dict",
             )
         return self._packed
 
     def expect_rows(self, rows: int) -> None:
-        """Take the kernels that are best for inputs of `rows` rows, or output pixels, a call."""
-        self._packed = tuple(one.for_rows(rows) for one in self.packed)
+        """Use the best kernels for inputs of `rows` rows or output pixels per call."""
+        self._packed = tuple(weights.for_rows(rows) for weights in self.packed)
 
     def codes(self) -> torch.Tensor:
-        """The weights' codes, int8 [n, k]; with one bit -1 and 1."""
-        parts = [one.weights() for one in self.packed]
+        """Return the weights' codes, int8 [n, k]; -1 and 1 for one bit."""
+        parts = [weights.weights() for weights in self.packed]
         if self.wbits == 1:
             parts = [2 * part[:-1].to(torch.int8) - 1 for part in parts]
         return torch.cat(parts, dim=1)
@@ -207,32 +209,32 @@ class LowBitLayer(nn.Module):
         input_codes: Codes,
         bias: torch.Tensor | None = None,
     ) -> None:
-        """Take weights as codes with their scales.
+        """Set the weights from codes and scales.
 
         Args:
-            codes: int8 [n, k]; with one bit -1 and 1.
+            codes: int8 [n, k]; -1 and 1 for one bit.
             scale: float32, of the granularity's shape for [n, k].
-            input_codes: how inputs are rounded; of `abits` bits.
-            bias: float32 [n] or None, as the layer was made for.
+            input_codes: quantisation of inputs, of `abits` bits.
+            bias: float32 [n], or None if the layer has no bias.
 
         Raises:
-            InvalidArgumentError: a shape other than these, or codes out of range.
+            InvalidArgumentError: a shape does not match, or codes are out of range.
         """
         if tuple(codes.shape) != (self._n, self._k):
             raise InvalidArgumentError(
                 "codes", f"have shape {tuple(codes.shape)} instead of {(self._n, self._k)}"
             )
-        wanted = self.granularity.scales_shape((self._n, self._k))
-        if tuple(scale.shape) != wanted:
+        expected = self.granularity.scales_shape((self._n, self._k))
+        if tuple(scale.shape) != expected:
             raise InvalidArgumentError(
-                "scale", f"has shape {tuple(scale.shape)} instead of {wanted}"
+                "scale", f"has shape {tuple(scale.shape)} instead of {expected}"
             )
         if input_codes.bits != self.abits:
             raise InvalidArgumentError(
                 "input_codes", f"have {input_codes.bits} bits, the layer {self.abits}"
             )
         if (bias is None) != (self.bias is None):
-            raise InvalidArgumentError("bias", "is not as the layer was made for")
+            raise InvalidArgumentError("bias", "must be given if and only if the layer has a bias")
         self.input_codes = input_codes
         self._packed = tuple(
             self._pack(codes[:, first:last].contiguous()) for first, last in self._blocks()
@@ -245,25 +247,25 @@ class LowBitLayer(nn.Module):
             self.bias = bias.detach().float().clone()
 
     def multiply_add(self, factor: torch.Tensor, addend: torch.Tensor) -> None:
-        """Let each output channel be multiplied by `factor`, then `addend` be added (float32 [n]).
+        """Fold a multiplication by `factor` and addition of `addend` (float32 [n]) into the output.
 
         Raises:
-            InvalidArgumentError: the output is clipped or rounded before that.
+            InvalidArgumentError: the layer already clips or quantises its output.
         """
         if self.relu or self.output_codes is not None:
-            raise InvalidArgumentError("layer", "clips or rounds its output already")
+            raise InvalidArgumentError("layer", "already clips or quantises its output")
         rows = factor if self.scale.dim() == 1 else factor[:, None]
         self.scale = (self.scale * rows).contiguous()
         self.bias = addend.clone() if self.bias is None else self.bias * factor + addend
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What is no tensor, and the weights without gaps; loaded with ``weights_only=True``.
+        """Return settings and packed weights, loadable with ``weights_only=True``.
 
         Raises:
-            InvalidArgumentError: ``torch.onnx`` asks, which has no form for these layers.
+            InvalidArgumentError: ``torch.onnx`` exports the model.
         """
         _refuse_onnx()
-        parts = [one.to_bytes() for one in self._packed]
+        parts = [weights.to_bytes() for weights in self._packed]
         sum_ = self.after_sum
         return {
             "version": _VERSION,
@@ -279,13 +281,13 @@ class LowBitLayer(nn.Module):
         }
 
     def set_extra_state(self, state: Any) -> None:
-        """The inverse of `get_extra_state`.
+        """Restore the result of `get_extra_state`.
 
         Raises:
-            InvalidArgumentError: it is of another layer, or damaged.
+            InvalidArgumentError: `state` is of another layer, or damaged.
         """
         if not isinstance(state, Mapping) or state.get("version") not in _READ_VERSIONS:
-            raise InvalidArgumentError("state", "is not that of a low-bit layer of this version")
+            raise InvalidArgumentError("state", "is not a low-bit layer's of a supported version")
         same = (state["wbits"], state["scales"]) == (self.wbits, str(self.granularity))
         if not same or state["input"][0] != self.abits:
             raise InvalidArgumentError(
@@ -295,9 +297,9 @@ class LowBitLayer(nn.Module):
                 f"{self.granularity}",
             )
         packed = [PackedWeights.from_bytes(part.numpy().tobytes()) for part in state["weights"]]
-        wanted = [self._rows(last - first) for first, last in self._blocks()]
-        if packed and [(one.n, one.k) for one in packed] != wanted:
-            raise InvalidArgumentError("state", "holds weights of another shape")
+        expected = [self._rows(last - first) for first, last in self._blocks()]
+        if packed and [(weights.n, weights.k) for weights in packed] != expected:
+            raise InvalidArgumentError("state", "contains weights of another shape")
         self._packed = tuple(packed)
         self.relu = bool(state["relu"])
         self.ceiling = float(state.get("ceiling", math.inf))
@@ -308,16 +310,17 @@ class LowBitLayer(nn.Module):
         self.after_sum = None if sum_ is None else AfterSum(sum_[0], _codes_or_none(sum_[1]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        twin = memo[id(self)] = shallow_copy(self, type(self))
-        twin.__dict__.update(_call=None, _prepared={})
-        # Packed weights are never written to: copies share them.
-        twin._buffers = {
-            name: None if one is None else one.clone() for name, one in self._buffers.items()
+        copied = memo[id(self)] = shallow_copy(self, type(self))
+        copied.__dict__.update(_call=None, _prepared={})
+        # Copies share packed weights, which are immutable.
+        copied._buffers = {
+            name: None if buffer is None else buffer.clone()
+            for name, buffer in self._buffers.items()
         }
-        return twin
+        return copied
 
     def _rows(self, columns: int) -> tuple[int, int]:
-        # With one bit, a row of ones gives the activations' sums.
+        # With one bit, a row of ones yields the sums of activations.
         return self._n + (self.wbits == 1), columns
 
     def _blocks(self) -> list[tuple[int, int]]:
@@ -327,13 +330,13 @@ class LowBitLayer(nn.Module):
     def _pack(self, codes: torch.Tensor) -> PackedWeights:
         if self.wbits == 1:
             if not bool((codes.abs() == 1).all()):
-                raise InvalidArgumentError("codes", "with one bit are -1 and 1")
+                raise InvalidArgumentError("codes", "must be -1 or 1 with one bit")
             bits = (codes + 1).to(torch.uint8) // 2
             codes = torch.cat([bits, torch.ones_like(bits[:1])])
         return pack_weights(codes, self.wbits, activation_bits=self.abits)
 
     def _epilogue(self, summed: AfterSum | None) -> Epilogue:
-        """What comes behind a product, or behind the sum it is a term of."""
+        """Return the epilogue of a product, or of its sum with another tensor."""
         binary = self.wbits == 1
         if summed is not None:
             return Epilogue(self.scale, self.bias, summed.relu, binary, summed.codes, both=True)
@@ -341,41 +344,42 @@ class LowBitLayer(nn.Module):
             self.scale, self.bias, self.relu, binary, self.output_codes, ceiling=self.ceiling
         )
 
-    def _floats_at_once(self) -> bool:
-        """Whether `linear`, which reads and writes floats, does all there is to do."""
+    def _is_single_call(self) -> bool:
+        """Return whether a single call of `linear` from floats to floats computes the layer."""
         codes = self.output_codes is not None or self.after_sum is not None
         plain = self.wbits > 1 and not codes and self.ceiling == math.inf
         return plain and len(self.packed) == 1
 
     def _runs_plainly(self, x: torch.Tensor) -> bool:
-        """Whether `x` is for kernels as it is, and nobody has to see an operator."""
+        """Return whether to call kernels directly, not through a torch operator."""
         if isinstance(x, HeldTensor):
             return True
         if not plainly(x) or x.dtype not in (torch.float32, torch.uint8):
             return False
         if x.requires_grad and torch.is_grad_enabled():
             return False
-        hands_on = self.output_codes is not None or self.after_sum is not None
-        return hands_on or not profiled()
+        emits_codes = self.output_codes is not None or self.after_sum is not None
+        return emits_codes or not profiled()
 
     def _operands(self, x: torch.Tensor) -> tuple[Any, ...]:
-        """What the operators of torch take, from `x` on.
+        """Return the operands of the torch operators, beginning with `x`.
 
         Raises:
-            InvalidArgumentError: another dtype or device, or `x` needs a gradient in training mode.
+            InvalidArgumentError: the dtype or device is not supported, or `x` needs a gradient in
+                training mode.
         """
         if self.training and x.requires_grad and torch.is_grad_enabled():
             raise InvalidArgumentError(
-                "x", "needs a gradient, and low-bit layers have none",
-                remedy="model.eval() to infer, slipstream.lowbit.prepare_training to train",
+                "x", "needs a gradient, which low-bit layers do not have",
+                remedy="call model.eval() to infer, or slipstream.lowbit.prepare_training to train",
             )  # fmt: skip
         self._check(x)
         _refuse_onnx()
         if not x.is_floating_point():
-            raise InvalidArgumentError("x", f"is {x.dtype}; operators of torch take floats")
-        weights = [stored(one) for one in self.packed]
+            raise InvalidArgumentError("x", f"is {x.dtype}; torch operators require floats")
+        weights = [stored(matrix) for matrix in self.packed]
         if x.is_meta:
-            weights = [one.to("meta") for one in weights]
+            weights = [weight.to("meta") for weight in weights]
         codes = self.input_codes
         return (
             x.to(torch.float32), weights, self.scale, self.bias, codes.scale, codes.zero,
@@ -385,7 +389,7 @@ class LowBitLayer(nn.Module):
     def _check(self, x: torch.Tensor) -> None:
         if not x.is_floating_point() and x.dtype is not torch.uint8:
             raise InvalidArgumentError(
-                "x", f"is {x.dtype}", remedy="floats, or uint8 codes of this layer's input"
+                "x", f"is {x.dtype}", remedy="pass floats, or uint8 codes of this layer's input"
             )
         device = x.device.type
         if device not in ("cpu", "meta"):
@@ -397,7 +401,7 @@ class LowBitLayer(nn.Module):
             )  # fmt: skip
 
     def _read(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` as floats, or as codes (uint8) of this layer's input where it holds them."""
+        """Return `x` as uint8 codes if it holds those of this layer's input, else as floats."""
         if not isinstance(x, HeldTensor):
             return x
         codes = x.codes_for(self.input_codes)
@@ -409,17 +413,17 @@ class LowBitLayer(nn.Module):
     def _multiply(
         self, image: torch.Tensor, shape: Convolution, added: torch.Tensor | None = None
     ) -> Outcome:
-        """From codes to the layer's output, or what becomes of its sum with `added`; all NHWC."""
+        """Compute the output from codes, or that of its sum with `added`; all NHWC."""
         if len(self.packed) == 1:
             return self._prepare(image.shape, shape, added is not None)(image, added)
         epilogue = self._epilogue(None if added is None else self.after_sum)
         return convolved(image, shape, self.packed, epilogue, self.input_codes.zero, added)
 
     def _prepare(self, image: torch.Size, shape: Convolution, sums: bool) -> Prepared:
-        """The call for images of this shape, made at the first."""
+        """Return the cached call for images of this shape."""
         prepared = self._prepared.get((image, sums))
-        # A buffer may have been replaced, as `to` does.
-        if prepared is not None and prepared.serves(self.scale, self.bias):
+        # A buffer may have been replaced, as by `to`.
+        if prepared is not None and prepared.matches(self.scale, self.bias):
             return prepared
         epilogue = self._epilogue(self.after_sum if sums else None)
         prepared = Prepared(self.packed[0], shape, epilogue, self.input_codes.zero)
@@ -436,8 +440,8 @@ def _refuse_onnx() -> None:
     """Raise InvalidArgumentError while ``torch.onnx`` exports."""
     if torch.onnx.is_in_onnx_export():
         raise InvalidArgumentError(
-            "model", "has low-bit layers, for which torch.onnx has no form",
-            remedy="slipstream.lowbit.to_onnx(model, path), for linear layers of 2, 4 and 8 bits",
+            "model", "has low-bit layers, which torch.onnx cannot export",
+            remedy="call slipstream.lowbit.to_onnx(model, path), for linear layers of 2, 4, 8 bits",
         )  # fmt: skip
 
 
@@ -450,59 +454,59 @@ def _codes_or_none(numbers: Any) -> Codes | None:
 
 
 def shallow_copy(module: nn.Module, kind: type[_Module]) -> _Module:
-    """A module of class `kind` with the very tensors, modules and hooks of another."""
-    twin = kind.__new__(kind)
-    twin.__dict__.update(module.__dict__)
+    """Return a module of class `kind` that shares tensors, modules and hooks with another."""
+    copied = kind.__new__(kind)
+    copied.__dict__.update(module.__dict__)
     for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
-        twin.__dict__[name] = module.__dict__[name].copy()
-    return twin
+        copied.__dict__[name] = module.__dict__[name].copy()
+    return copied
 
 
-def why_kept(module: nn.Module) -> str | None:
-    """None, or why `module` has no low-bit form; it then stays in float32."""
+def why_unsupported(module: nn.Module) -> str | None:
+    """Return why `module` has no low-bit form and stays in float32, or None."""
     if isinstance(module, nn.Linear) or is_transposed_linear(module):
         return None
     if not isinstance(module, nn.Conv2d):
         return f"a {type(module).__name__} is neither linear nor a two-dimensional convolution"
     if module.groups != 1 and not is_depthwise(module):
-        return "a grouped convolution is neither one matrix product nor depthwise"
+        return "a grouped convolution is neither a single matmul nor depthwise"
     if module.padding_mode != "zeros":
         return f"it pads with '{module.padding_mode}', not with zeros"
     if module.padding == "same" and any((k - 1) * d % 2 for k, d in zip(
         module.kernel_size, module.dilation, strict=True
     )):  # fmt: skip
-        return "it pads one side more than the other"
+        return "its padding is larger on one side than on the other"
     return None
 
 
 def is_depthwise(module: Any) -> bool:
-    """Whether it is a convolution in which each channel sees itself alone."""
+    """Return whether `module` is a depthwise convolution, one output per input channel."""
     groups = getattr(module, "groups", 1)
     return bool(1 < groups == module.in_channels == module.out_channels)
 
 
 def is_transposed_linear(module: Any) -> bool:
-    """Whether it is ``transformers.pytorch_utils.Conv1D``: a linear layer, its weight [in, out]."""
+    """Return whether `module` is Hugging Face's ``Conv1D``, linear with weight [in, out]."""
     kind = type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def as_torch(module: Any) -> nn.Module:
-    """A layer of Hugging Face's as that of torch which computes the same; others as they are."""
+    """Convert Hugging Face's ``Conv1D`` to ``nn.Linear``; return other modules unchanged."""
     if not is_transposed_linear(module):
         return cast(nn.Module, module)
-    wide, narrow = module.weight.shape
-    layer = nn.Linear(wide, narrow, device="meta")
+    inputs, outputs = module.weight.shape
+    layer = nn.Linear(inputs, outputs, device="meta")
     layer.weight = nn.Parameter(module.weight.detach().T.contiguous())
     layer.bias = module.bias
     return layer.train(module.training)
 
 
 def codes_of_range(ranges: Any, bits: int) -> Codes:
-    """How inputs of that range (a `slipstream.quant.Range`, or low and high) are rounded.
+    """Return the codes for inputs of a range (a `slipstream.quant.Range`, or low and high).
 
     Raises:
-        InvalidArgumentError: no finite range.
+        InvalidArgumentError: the range is not finite.
     """
     low, high = (ranges.low, ranges.high) if hasattr(ranges, "low") else ranges
     grid = grid_of_range(low, high, Format(bits))
@@ -510,7 +514,7 @@ def codes_of_range(ranges: Any, bits: int) -> Codes:
 
 
 def as_rows(weight: torch.Tensor) -> torch.Tensor:
-    """A weight [n, channels, height, width] as [n, height * width * channels]; a matrix stays."""
+    """Reshape a weight [n, channels, height, width] to [n, height * width * channels]."""
     if weight.dim() == 2:
         return weight
     return weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1)

@@ -1,8 +1,8 @@
-"""`LowBitLinear` and `LowBitConv2d`: layers of an inference in 1 to 8 bits.
+"""`LowBitLinear` and `LowBitConv2d`: layers for inference in 1 to 8 bits.
 
-Activations are rounded to unsigned codes with one scale and one zero point, multiplied exactly with
-weights of few bits, and scaled, shifted and clipped in one pass behind. Layers that follow each
-other directly hand over codes rather than floats, with the same results.
+Activations are quantised to unsigned codes with one scale and zero point, multiplied exactly with
+low-bit weights, then scaled, shifted and clipped in one pass. Adjacent layers can exchange codes
+instead of floats, with equal results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.native.operators import plainly, profiled
 from slipstream.quant import Granularity
 from slipstream.techniques.lowbit.bindings import OK
-from slipstream.techniques.lowbit.coded import CodedTensor, Unfinished
+from slipstream.techniques.lowbit.coded import CodedTensor, DeferredOutput
 from slipstream.techniques.lowbit.convolve import Codes, Prepared
 from slipstream.techniques.lowbit.kernels import linear
 from slipstream.techniques.lowbit.layer import LowBitLayer
@@ -30,13 +30,13 @@ class LowBitLinear(LowBitLayer):
     """``nn.Linear`` for inference, with weights and activations of few bits.
 
     Args:
-        in_features, out_features, bias: as of ``nn.Linear``.
-        wbits, abits: 1 to 8.
-        scales: ``"tensor"``, ``"channel"`` or ``"blockN"`` with N from 32 to 128; blocks cost one
-            multiplication each.
+        in_features, out_features, bias: see ``nn.Linear``.
+        wbits, abits: bits of weights and activations, 1 to 8.
+        scales: granularity of the weights' scales: ``"tensor"``, ``"channel"`` or ``"blockN"``
+            with N from 32 to 128; each block costs a separate matmul.
 
     Raises:
-        InvalidArgumentError: values other than these.
+        InvalidArgumentError: an argument is out of range.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class LowBitLinear(LowBitLayer):
         return cls(*sizes, bias, wbits=wbits, abits=abits, scales=scales)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Floats [..., in] to the same dtype [..., out]; a row that holds NaN gives NaN.
+        """Map floats [..., in] to the same dtype [..., out]; a row with NaN gives NaN.
 
-        Also takes uint8, codes as of `input_codes`, and gives a `CodedTensor` where `output_codes`
+        Also accepts uint8 codes of `input_codes`, and returns a `CodedTensor` if `output_codes`
         are set.
 
         Raises:
-            InvalidArgumentError: another dtype, device or shape, or `x` needs a gradient
+            InvalidArgumentError: a dtype, device or shape is not supported, or `x` needs a gradient
                 in training mode.
-            SlipstreamError: in a backward pass: gradients end here.
+            SlipstreamError: in a backward pass, because there is no gradient.
         """
         if torch.compiler.is_compiling():
             return self._as_operator(x)
-        output = self._at_once(x)
+        output = self._by_cached_call(x)
         if output is not None:
             return output
         if not self._runs_plainly(x):
@@ -81,43 +81,43 @@ class LowBitLinear(LowBitLayer):
         x = self._read(x)
         self._check(x)
         if x.shape[-1:] != (self.in_features,):
-            raise self._misshapen(x)
-        if x.dtype is torch.float32 and self._floats_at_once():
-            seen = self.input_codes
+            raise self._shape_error(x)
+        if x.dtype is torch.float32 and self._is_single_call():
+            x_codes = self.input_codes
             return linear(
                 x, self._packed[0], self.scale, self.bias,
-                activation_scale=seen.scale, activation_zero=seen.zero, relu=self.relu,
+                activation_scale=x_codes.scale, activation_zero=x_codes.zero, relu=self.relu,
             )  # fmt: skip
         rows = x.reshape(-1, self.in_features).contiguous()
-        codes, whole = self._coded(rows)
+        codes, finite = self._coded(rows)
         shape = Convolution((1, 1, rows.shape[0], self.in_features))
-        floats, handed = self._multiply(codes.view(shape.image), shape)
-        if not whole:
-            _spoil(floats, handed, rows.isnan().any(1), (0, 0))
-        wanted = (*x.shape[:-1], self.out_features)
-        return _handed(
-            None if floats is None else floats.reshape(wanted),
-            None if handed is None else handed.reshape(wanted),
+        floats, output_codes = self._multiply(codes.view(shape.image), shape)
+        if not finite:
+            _set_nan(floats, output_codes, rows.isnan().any(1), (0, 0))
+        output_shape = (*x.shape[:-1], self.out_features)
+        return _output(
+            None if floats is None else floats.reshape(output_shape),
+            None if output_codes is None else output_codes.reshape(output_shape),
             self.output_codes, self.relu,
         )  # fmt: skip
 
     def _as_operator(self, x: torch.Tensor) -> torch.Tensor:
-        """The same, seen by compilers, tracers and autograd."""
+        """Compute the layer by a torch operator, for compilers, tracers and autograd."""
         operands = self._operands(x)
         if x.shape[-1:] != (self.in_features,):
-            raise self._misshapen(x)
+            raise self._shape_error(x)
         output: torch.Tensor = torch.ops.slipstream.lowbit_linear(*operands)
         return output.to(x.dtype)
 
-    def _misshapen(self, x: torch.Tensor) -> InvalidArgumentError:
+    def _shape_error(self, x: torch.Tensor) -> InvalidArgumentError:
         return InvalidArgumentError(
             "x", f"has shape {tuple(x.shape)}; the last dimension must be {self.in_features}"
         )
 
-    def _at_once(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The result for the usual input of the usual layer; None where there is more to see to.
+    def _by_cached_call(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Compute the common case by the cached call; return None if it does not apply.
 
-        Small layers are called more often than they take to look up what they are.
+        In small layers, checks and look-ups would take longer than the kernel.
         """
         if not plainly(x) or x.dtype is not torch.float32 or x.dim() != 2 or x.requires_grad:
             return None
@@ -150,25 +150,24 @@ class LowBitLinear(LowBitLayer):
         return y if status == OK else None
 
     def extra_repr(self) -> str:
-        """For ``print(model)``."""
         return f"{self.in_features}, {self.out_features}, {self._described()}"
 
 
 class LowBitConv2d(LowBitLayer):
-    """``nn.Conv2d`` without groups or depthwise, for inference, with few bits.
+    """``nn.Conv2d`` for inference in few bits, without groups or depthwise.
 
-    Images are NCHW in shape and channels-last in memory; what comes otherwise is copied. Beyond the
-    image lies the code of zero.
+    Images have shape NCHW and channels-last memory; others are copied. The padding is the code of
+    zero.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, bias, groups: as of
-            ``nn.Conv2d``; numbers only. Groups are 1, or as many as there are channels.
-        wbits, abits, scales: as of `LowBitLinear`; channels of weights count kernel height, kernel
-            width, input channel in this order. Depthwise ones are too short for blocks: these
-            have a scale a channel.
+        in_channels, out_channels, kernel_size, stride, padding, dilation, bias, groups: see
+            ``nn.Conv2d``; sizes must be integers. Groups are 1 or the number of channels.
+        wbits, abits, scales: see `LowBitLinear`; columns of weights are ordered by kernel height,
+            kernel width, input channel. Depthwise weights are too short for blocks, and have a
+            scale per channel instead.
 
     Raises:
-        InvalidArgumentError: values other than these.
+        InvalidArgumentError: an argument is out of range.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class LowBitConv2d(LowBitLayer):
         kernel = _pair("kernel_size", kernel_size, 1)
         if groups != 1 and not groups == in_channels == out_channels:
             raise InvalidArgumentError(
-                "groups", f"{groups} are neither 1 nor {in_channels} channels to {out_channels}"
+                "groups", f"{groups} is neither 1 nor both in_channels and out_channels"
             )
         columns = math.prod(kernel) * (1 if groups > 1 else in_channels)
         if groups > 1 and Granularity.of(scales).block:
@@ -213,21 +212,21 @@ class LowBitConv2d(LowBitLayer):
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Floats [images, in, height, width] to the same dtype [images, out, ...], channels-last.
+        """Map floats [images, in, height, width] to that dtype [images, out, ...], channels-last.
 
-        An image that holds NaN gives NaN, at least where the kernel sees it. Also takes uint8,
-        codes as of `input_codes`, and gives a `CodedTensor` where `output_codes` are set, or an
-        `Unfinished` one where a sum comes next.
+        An image with NaN gives NaN, at least wherever the kernel reads it. Also accepts uint8 codes
+        of `input_codes`, and returns a `CodedTensor` if `output_codes` are set, or a
+        `DeferredOutput` if `after_sum` is set.
 
         Raises:
-            InvalidArgumentError: another dtype, device or shape, an image smaller than the kernel,
-                or `x` needs a gradient in training mode.
-            SlipstreamError: in a backward pass: gradients end here.
+            InvalidArgumentError: a dtype, device or shape is not supported, an image is smaller
+                than the kernel, or `x` needs a gradient in training mode.
+            SlipstreamError: in a backward pass, because there is no gradient.
         """
         if torch.compiler.is_compiling() or not self._runs_plainly(x):
             return self._as_operator(x)
         x = self._read(x)
-        output = self._at_once(x)
+        output = self._by_cached_call(x)
         if output is not None:
             return output
         self._check(x)
@@ -239,23 +238,23 @@ class LowBitConv2d(LowBitLayer):
             tuple(pixels.shape), self.kernel_size, self.stride, self.padding, self.dilation,
             self.groups > 1,
         )  # fmt: skip
-        if x.dtype is torch.float32 and shape.pointwise and self._floats_at_once():
+        if x.dtype is torch.float32 and shape.pointwise and self._is_single_call():
             codes = self.input_codes
             out = linear(
                 pixels, self._packed[0], self.scale, self.bias,
                 activation_scale=codes.scale, activation_zero=codes.zero, relu=self.relu,
             )  # fmt: skip
             return out.permute(0, 3, 1, 2)
-        image, whole = self._coded(pixels)
-        spoiled = None if whole else pixels.isnan().flatten(1).any(1)
+        image, finite = self._coded(pixels)
+        nan_images = None if finite else pixels.isnan().flatten(1).any(1)
 
         def finish(added: torch.Tensor | None = None) -> torch.Tensor:
             rows = None if added is None else added.permute(0, 2, 3, 1).contiguous()
             floats, codes = self._multiply(image, shape, rows)
-            if spoiled is not None:
-                _spoil(floats, codes, spoiled, ())
+            if nan_images is not None:
+                _set_nan(floats, codes, nan_images, ())
             summed = None if added is None else self.after_sum
-            return _handed(
+            return _output(
                 None if floats is None else floats.permute(0, 3, 1, 2),
                 None if codes is None else codes.permute(0, 3, 1, 2),
                 self.output_codes if summed is None else summed.codes,
@@ -267,24 +266,24 @@ class LowBitConv2d(LowBitLayer):
             if len(self._packed) == 1 and x.dtype is torch.uint8:
                 self.__dict__["_call"] = self._prepare(image.shape, shape, sums=False)
             return output
-        return Unfinished((x.shape[0], *shape.out_size, self.out_channels), finish)
+        return DeferredOutput((x.shape[0], *shape.out_size, self.out_channels), finish)
 
-    def _at_once(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The output for codes like the last ones; None where there is more to see to."""
+    def _by_cached_call(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Compute codes of the last image's shape by the cached call; None if it does not apply."""
         prepared = self._call
         if not isinstance(prepared, Prepared) or x.dtype is not torch.uint8:
             return None
         buffers = self._buffers
         scale = buffers["scale"]
-        if scale is None or not prepared.serves(scale, buffers["bias"]):
+        if scale is None or not prepared.matches(scale, buffers["bias"]):
             return None
-        output = prepared.in_torchs_order(x)
+        output = prepared.in_torch_order(x)
         if output is None:
             return None
-        return _handed(*output, self.output_codes, self.relu)
+        return _output(*output, self.output_codes, self.relu)
 
     def _as_operator(self, x: torch.Tensor) -> torch.Tensor:
-        """The same, seen by compilers, tracers and autograd."""
+        """Compute the layer by a torch operator, for compilers, tracers and autograd."""
         if x.dim() == 3:
             return self._as_operator(x[None])[0]
         operands = self._operands(x)
@@ -303,7 +302,6 @@ class LowBitConv2d(LowBitLayer):
             )
 
     def extra_repr(self) -> str:
-        """For ``print(model)``."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.stride}, padding={self.padding}, groups={self.groups}, "
@@ -312,19 +310,19 @@ class LowBitConv2d(LowBitLayer):
 
 
 def low_bit_class(module: nn.Module) -> type[LowBitLayer]:
-    """The class of the low-bit layer in the place of a linear layer or a convolution."""
+    """Return the low-bit class for a linear layer or a convolution."""
     return LowBitConv2d if isinstance(module, nn.Conv2d) else LowBitLinear
 
 
 def padding_of(module: nn.Conv2d) -> tuple[int, int]:
-    """Height and width of the padding, also where it is a word."""
+    """Return height and width of the padding, also for ``valid`` and ``same``."""
     if module.padding == "valid":
         return (0, 0)
     if module.padding == "same":
-        high, wide = (
+        pad_y, pad_x = (
             (k - 1) * d // 2 for k, d in zip(module.kernel_size, module.dilation, strict=True)
         )
-        return high, wide
+        return pad_y, pad_x
     assert not isinstance(module.padding, str)
     return pair(module.padding)
 
@@ -332,32 +330,34 @@ def padding_of(module: nn.Conv2d) -> tuple[int, int]:
 _shape = functools.lru_cache(maxsize=1024)(window)
 
 
-def _handed(
+def _output(
     floats: torch.Tensor | None, codes: torch.Tensor | None, of: Codes | None, clipped: bool
 ) -> torch.Tensor:
-    """What a layer gives: floats, codes, or both."""
+    """Wrap a layer's floats, codes, or both as a tensor."""
     if codes is not None and of is not None:
         return CodedTensor(codes, of, floats, clipped)
     assert floats is not None
     return floats
 
 
-def _spoil(
+def _set_nan(
     floats: torch.Tensor | None,
     codes: torch.Tensor | None,
-    which: torch.Tensor,
+    mask: torch.Tensor,
     at: tuple[int, ...],
 ) -> None:
-    """Make what came of something that is no number no number either."""
+    """Set outputs that depend on NaN to NaN; codes cannot represent it."""
     if codes is not None or floats is None:
         raise InvalidArgumentError(
-            "x", "holds NaN, which has no code", remedy="find where it comes from"
+            "x", "contains NaN, which has no code", remedy="find the operator that produced NaN"
         )
-    floats[at][which] = math.nan
+    floats[at][mask] = math.nan
 
 
-def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
+def _pair(name: str, value: int | tuple[int, int], minimum: int) -> tuple[int, int]:
     pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or any(not isinstance(one, int) or one < least for one in pair):
-        raise InvalidArgumentError(name, f"{value} is not one or two numbers of at least {least}")
+    if len(pair) != 2 or any(not isinstance(size, int) or size < minimum for size in pair):
+        raise InvalidArgumentError(
+            name, f"{value} is not one or two integers of at least {minimum}"
+        )
     return pair[0], pair[1]

@@ -1,8 +1,8 @@
-"""Low-bit products as operators of torch: ``slipstream::lowbit_matmul``, ``_linear``, ``_conv2d``.
+"""Torch operators of low-bit products: ``slipstream::lowbit_matmul``, ``_linear``, ``_conv2d``.
 
-Compilers, exporters and tracers see these; plain calls go around them. Weights are a tensor of the
-bytes `PackedWeights.to_bytes` writes, so that an exported program holds them without gaps and runs
-on any processor: what a kernel reads is made of them once and kept beside their storage.
+Compilers, exporters and tracers use these; plain calls bypass them. Weights are a tensor of the
+bytes of `PackedWeights.to_bytes`, so that an exported program stores them compactly and runs on any
+processor: they are packed for a kernel once, and the result is cached with their storage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream.techniques.lowbit.convolve import Codes, Epilogue, convolved, qu
 from slipstream.techniques.lowbit.kernels import PackedWeights
 from slipstream.techniques.lowbit.windows import Convolution
 
-_NO_GRADIENT = "it rounds, and gradients end there"
+_NO_GRADIENT = "its rounding has no gradient"
 
 
 def matmul(
@@ -30,8 +30,8 @@ def matmul(
     activation_zero: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `slipstream.techniques.lowbit.kernels.matmul`; also seen by compilers (without `out`)."""
-    if out is None and _watched(a):
+    """Compute `lowbit.kernels.matmul`, as a torch operator if compiled or traced without `out`."""
+    if out is None and _needs_operator(a):
         product: torch.Tensor = torch.ops.slipstream.lowbit_matmul(
             a, stored(packed), packed.n, activation_zero
         )
@@ -49,8 +49,8 @@ def linear(
     activation_zero: int = 0,
     relu: bool = False,
 ) -> torch.Tensor:
-    """See `slipstream.techniques.lowbit.kernels.linear`; also seen by compilers."""
-    if _watched(x) or x.requires_grad:
+    """Compute `lowbit.kernels.linear`, as a torch operator if compiled or traced."""
+    if _needs_operator(x) or x.requires_grad:
         output: torch.Tensor = torch.ops.slipstream.lowbit_linear(
             x, [stored(packed)], scale, bias, activation_scale, activation_zero, False, relu,
             math.inf,
@@ -62,14 +62,14 @@ def linear(
     )  # fmt: skip
 
 
-def _watched(x: torch.Tensor) -> bool:
-    """Whether an operator has to be seen; tensors on meta are refused with the others."""
+def _needs_operator(x: torch.Tensor) -> bool:
+    """Return whether to call a torch operator; kernels refuse meta tensors."""
     return torch.compiler.is_compiling() or not (x.is_meta or plainly(x))
 
 
 def stored(packed: PackedWeights) -> torch.Tensor:
-    """`packed` as a tensor that the operators take: uint8 [bytes]; the same at every call."""
-    # A compiler is not to see how it is made: what it reads is there before it looks.
+    """Return `packed` as a cached tensor for the operators, uint8 [bytes]."""
+    # Created outside the compiled program, which only reads the attribute.
     _store(packed)
     assert packed.stored is not None
     return packed.stored
@@ -86,16 +86,16 @@ def _store(packed: PackedWeights) -> bool:
         try:
             with unset_fake_temporarily():
                 packed.stored = torch.frombuffer(bytearray(packed.to_bytes()), dtype=torch.uint8)
-                _remember(packed.stored, packed)
+                _cache(packed.stored, packed)
         finally:
             c._set_tracing_state(tracing)
     return True
 
 
-def _remember(weights: torch.Tensor, packed: PackedWeights) -> None:
+def _cache(weights: torch.Tensor, packed: PackedWeights) -> None:
     storage: Any = weights.untyped_storage()
-    # Without a reference back to the tensor, which would keep both for good.
-    storage.slipstream_packed = (packed.twin(), _version(weights))
+    # Without a reference to the tensor, which would be a cycle that is never freed.
+    storage.slipstream_packed = (packed.without_stored(), _version(weights))
 
 
 def _version(weights: torch.Tensor) -> int:
@@ -103,7 +103,7 @@ def _version(weights: torch.Tensor) -> int:
 
 
 def _packed(weights: torch.Tensor) -> PackedWeights:
-    """What `stored` gave, wherever it has been since."""
+    """Return the packed weights of a tensor that `stored` created, or a copy of it."""
     if weights.dtype is not torch.uint8 or weights.dim() != 1 or not weights.is_contiguous():
         raise InvalidArgumentError(
             "weights", f"are {weights.dtype} {tuple(weights.shape)}, not contiguous uint8 [bytes]"
@@ -111,12 +111,12 @@ def _packed(weights: torch.Tensor) -> PackedWeights:
     if not weights.is_cpu:
         raise InvalidArgumentError("weights", f"are on device '{weights.device}', not the CPU")
     storage: Any = weights.untyped_storage()
-    whole = len(storage) == len(weights)
-    kept = getattr(storage, "slipstream_packed", None) if whole else None
-    if kept is not None and kept[1] == _version(weights):
-        return cast(PackedWeights, kept[0])
+    owns_storage = len(storage) == len(weights)
+    cached = getattr(storage, "slipstream_packed", None) if owns_storage else None
+    if cached is not None and cached[1] == _version(weights):
+        return cast(PackedWeights, cached[0])
     packed = PackedWeights.from_bytes(weights.numpy().tobytes())
-    if whole:
+    if owns_storage:
         storage.slipstream_packed = (packed, _version(weights))
     return packed
 
@@ -147,7 +147,7 @@ def _linear(
             x, packed[0], scale, bias, activation_scale=activation_scale,
             activation_zero=activation_zero, relu=relu,
         )  # fmt: skip
-    kernels.check_floats(x, sum(one.k for one in packed))
+    kernels.check_floats(x, sum(block.k for block in packed))
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     shape = Convolution((1, 1, *rows.shape))
     output = _multiplied(
@@ -191,8 +191,8 @@ def _conv2d(
 
 def _all_packed(weights: Sequence[torch.Tensor]) -> tuple[PackedWeights, ...]:
     packed = tuple(map(_packed, weights))
-    if not packed or len({one.activation_bits for one in packed}) > 1:
-        raise InvalidArgumentError("weights", "are none, or for activations of different bits")
+    if not packed or len({block.activation_bits for block in packed}) > 1:
+        raise InvalidArgumentError("weights", "are empty, or for activations of different bits")
     return packed
 
 
@@ -218,29 +218,29 @@ def window(
     dilation: Sequence[int],
     depthwise: bool = False,
 ) -> Convolution:
-    """The shape of a convolution over images (NHWC).
+    """Return the shape of a convolution over images (NHWC).
 
     Raises:
-        InvalidArgumentError: a size that is not possible, or images smaller than the kernel.
+        InvalidArgumentError: a size is invalid, or images are smaller than the kernel.
     """
-    each = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
-    for name, sizes in each.items():
-        if len(sizes) != 2 or min(sizes) < (name != "padding") or max(sizes) > _LARGEST:
-            raise InvalidArgumentError(name, f"{list(sizes)} is not a height and a width")
+    arguments = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    for name, sizes in arguments.items():
+        if len(sizes) != 2 or min(sizes) < (name != "padding") or max(sizes) > _MAX_SIZE:
+            raise InvalidArgumentError(name, f"{list(sizes)} is not a valid height and width")
     images, height, width, channels = image
-    pairs = [(int(one), int(other)) for one, other in each.values()]
+    pairs = [(int(first), int(second)) for first, second in arguments.values()]
     shape = Convolution((images, height, width, channels), *pairs, depthwise=depthwise)
-    # Compilers know no size to compare.
-    known = isinstance(height, int) and isinstance(width, int)
-    if known and min(height, width, *shape.out_size) < 1:
+    # Symbolic sizes of compilers cannot be compared.
+    concrete = isinstance(height, int) and isinstance(width, int)
+    if concrete and min(height, width, *shape.out_size) < 1:
         raise InvalidArgumentError(
             "x", f"is {height} x {width}, smaller than the kernel {tuple(kernel)}"
         )
     return shape
 
 
-# Of kernels, strides and paddings: products of two still fit 64 bits.
-_LARGEST = 1 << 24
+# Maximum of kernels, strides and paddings, so that products of two fit 64 bits.
+_MAX_SIZE = 1 << 24
 
 
 def _linear_shape(x: Any, weights: Any, scale: Any, *how: Any) -> torch.Tensor:
@@ -256,14 +256,19 @@ def _conv2d_shape(x: Any, weights: Any, scale: Any, *how: Any) -> torch.Tensor:
 
 
 def _batched(operator: str, dims: int) -> Any:
-    """The rule of an operator whose first argument may have one dimension more than `dims`."""
+    """Return the vmap rule of an operator whose first argument may be batched.
+
+    Args:
+        dims: dimensions of the first argument, into whose first the batch is folded; 0 if any
+            number is allowed.
+    """
 
     def rule(info: Any, in_dims: Any, x: torch.Tensor, *others: Any) -> Any:
-        flat = [one for dim in in_dims[1:] for one in (dim if isinstance(dim, list) else [dim])]
-        if any(one is not None for one in flat):
+        flat = [d for dim in in_dims[1:] for d in (dim if isinstance(dim, list) else [dim])]
+        if any(d is not None for d in flat):
             raise InvalidArgumentError(
-                f"slipstream::{operator}", "takes no weights, scales or biases from vmap",
-                remedy="in_dims: a batch of the first argument alone",
+                f"slipstream::{operator}", "does not support vmap over weights, scales or biases",
+                remedy="set in_dims so that only the first argument is batched",
             )  # fmt: skip
         call = getattr(torch.ops.slipstream, operator).default
         x = x.movedim(in_dims[0], 0)
@@ -274,7 +279,7 @@ def _batched(operator: str, dims: int) -> Any:
     return rule
 
 
-_HOW = (
+_ARGS = (
     "Tensor[] weights, Tensor scale, Tensor? bias, float activation_scale, int activation_zero, "
     "bool binary, bool relu, float ceiling"
 )
@@ -286,7 +291,7 @@ define(
     batched=_batched("lowbit_matmul", 2),
 )
 define(
-    f"lowbit_linear(Tensor x, {_HOW}) -> Tensor",
+    f"lowbit_linear(Tensor x, {_ARGS}) -> Tensor",
     _linear,
     _linear_shape,
     ("CPU",),
@@ -294,7 +299,7 @@ define(
     batched=_batched("lowbit_linear", 0),
 )
 define(
-    f"lowbit_conv2d(Tensor x, {_HOW}, int[] kernel, int[] stride, int[] padding, int[] dilation, "
+    f"lowbit_conv2d(Tensor x, {_ARGS}, int[] kernel, int[] stride, int[] padding, int[] dilation, "
     "bool depthwise) -> Tensor",
     _conv2d,
     _conv2d_shape,

@@ -1,11 +1,11 @@
-"""Training with fake quantisation, and the way from there to low-bit layers.
+"""Quantisation-aware training, and conversion to low-bit layers.
 
-`prepare_training` puts rounding into a model's layers, with scales that are learned (LSQ); the
-model is then trained as before. `convert` makes low-bit layers of it, which compute the same up to
-the order of float32 sums. Given ranges, `convert` also takes a model that was not trained so.
+`prepare_training` adds fake quantisation with learned scales (LSQ) to a model's layers; the model
+is then trained as before. `convert` replaces them by low-bit layers, which compute the same up to
+the order of float32 sums. With ranges, `convert` also accepts a model without such training.
 
-Source: Esser et al., "Learned Step Size Quantization", ICLR 2020; first and last layer in eight
-bits as there.
+Source: Esser et al., "Learned Step Size Quantization", ICLR 2020, with the first and last layer in
+eight bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slipstream.quant import (
     quantize,
 )
 from slipstream.surgery import ModuleSelection, consecutive_pairs, place
-from slipstream.techniques.lowbit.attention import open_up
+from slipstream.techniques.lowbit.attention import split_attention
 from slipstream.techniques.lowbit.convolve import Codes
 from slipstream.techniques.lowbit.handover import hand_over
 from slipstream.techniques.lowbit.layer import (
@@ -41,15 +41,15 @@ from slipstream.techniques.lowbit.layer import (
     is_depthwise,
     is_transposed_linear,
     shallow_copy,
-    why_kept,
+    why_unsupported,
 )
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear, low_bit_class
 
 EDGE_BITS = 8
 
 
-class _Trained(nn.Module):
-    """What both layers below add to a float layer."""
+class _FakeQuantised(nn.Module):
+    """Mixin that adds fake quantisation to a float layer."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -57,8 +57,8 @@ class _Trained(nn.Module):
     input_fake: FakeQuantize
     wbits: int
 
-    def take(self, wbits: int, abits: int, granularity: Granularity, ranges: Any) -> None:
-        """Start from the best scales of the weights as they are, and from `ranges` of inputs."""
+    def initialise(self, wbits: int, abits: int, granularity: Granularity, ranges: Any) -> None:
+        """Initialise scales by the least error of the weights, and from `ranges` of inputs."""
         self.wbits = wbits
         rows = as_rows(self.weight.detach())
         if wbits == 1:
@@ -71,48 +71,51 @@ class _Trained(nn.Module):
         self.input_fake = FakeQuantize(ranges.grid(Format(abits)))
 
     def rounded_weight(self) -> torch.Tensor:
-        """The weight as its codes give it back; gradients reach weight and scales."""
+        """Return the fake-quantised weight; gradients reach weight and scales."""
         return cast(torch.Tensor, self.weight_fake(self.weight))
 
     def coded(self) -> tuple[torch.Tensor, torch.Tensor, Codes]:
-        """Codes of the weights (rows), their scales, and how inputs are rounded."""
+        """Return the weights' codes as rows, their scales, and the codes of inputs."""
         rows = as_rows(self.weight.detach())
         if isinstance(self.weight_fake, BinaryWeights):
             codes, scale = binarize(rows, self.weight_fake.granularity)
         else:
             grid = self.weight_fake.grid
             codes, scale = quantize(rows, grid), grid.scale
-        seen = self.input_fake.grid
-        return codes, scale, Codes(seen.format.bits, float(seen.scale), int(seen.zero))
+        input_grid = self.input_fake.grid
+        return (
+            codes,
+            scale,
+            Codes(input_grid.format.bits, float(input_grid.scale), int(input_grid.zero)),
+        )
 
     @property
     def scales(self) -> str:
-        """The weights' granularity, in words."""
+        """The weights' granularity as text."""
         return str(self.weight_fake.granularity)
 
 
-class QatLinear(_Trained, nn.Linear):  # type: ignore[misc]
-    """``nn.Linear`` whose input and weight are rounded on the way."""
+class QatLinear(_FakeQuantised, nn.Linear):  # type: ignore[misc]
+    """``nn.Linear`` with fake-quantised input and weight."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [..., in] to float32 [..., out]."""
+        """Map float32 [..., in] to float32 [..., out]."""
         output: torch.Tensor = nn.functional.linear(
             self.input_fake(x), self.rounded_weight(), self.bias
         )
         return output
 
 
-class QatConv2d(_Trained, nn.Conv2d):  # type: ignore[misc]
-    """``nn.Conv2d`` whose input and weight are rounded on the way."""
+class QatConv2d(_FakeQuantised, nn.Conv2d):  # type: ignore[misc]
+    """``nn.Conv2d`` with fake-quantised input and weight."""
 
     def rounded_weight(self) -> torch.Tensor:
-        """See `_Trained.rounded_weight`."""
-        n, channels, high, wide = self.weight.shape
+        n, channels, height, width = self.weight.shape
         rows: torch.Tensor = self.weight_fake(as_rows(self.weight))
-        return rows.reshape(n, high, wide, channels).permute(0, 3, 1, 2)
+        return rows.reshape(n, height, width, channels).permute(0, 3, 1, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 NCHW to float32 NCHW."""
+        """Map float32 NCHW to float32 NCHW."""
         output: torch.Tensor = self._conv_forward(
             self.input_fake(x), self.rounded_weight(), self.bias
         )
@@ -130,24 +133,24 @@ def prepare_training(
     only: str = "*",
     except_: str = "",
 ) -> list[str]:
-    """Put fake quantisation into the linear layers and convolutions of `model`, in place.
+    """Add fake quantisation to the linear layers and convolutions of `model`, in place.
 
-    Parameters stay the objects they are, so that an optimizer made before still trains them; add
-    the scales to it: ``optimizer.add_param_group({"params": added_parameters(model)})``.
+    Parameters remain the same objects, so that an existing optimizer still trains them. Add the
+    scales to it: ``optimizer.add_param_group({"params": added_parameters(model)})``.
 
     Args:
-        wbits, abits: of weights and activations, 1 to 8.
-        ranges: of the layers' inputs, from `slipstream.quant.calibrate` on a few batches.
-        scales: ``"tensor"``, ``"channel"`` or ``"blockN"``, of weights.
-        edge_bits: of the layers that run first and last, where they are among the chosen, and of
-            depthwise convolutions.
+        wbits, abits: bits of weights and activations, 1 to 8.
+        ranges: ranges of the layers' inputs, from `slipstream.quant.calibrate` on a few batches.
+        scales: granularity of the weights' scales: ``"tensor"``, ``"channel"`` or ``"blockN"``.
+        edge_bits: minimum bits of the first and last layer, if selected, and of depthwise
+            convolutions.
         only, except_: patterns of qualified names.
 
     Returns:
-        The names of the layers, in the order they run.
+        The names of the layers in the order of execution.
 
     Raises:
-        InvalidArgumentError: bits other than 1 to 8, or no layer is chosen.
+        InvalidArgumentError: bits are not from 1 to 8, or no layer is selected.
     """
     granularity = Granularity.of(scales)
     chosen = [
@@ -156,20 +159,20 @@ def prepare_training(
     ]  # fmt: skip
     for name, weight_bits, input_bits in _with_bits(model, chosen, ranges, wbits, abits, edge_bits):
         old = model.get_submodule(name)
-        # With the very parameters of the old one.
+        # Shares parameters with the old layer.
         layer: Any = shallow_copy(old, QatLinear if isinstance(old, nn.Linear) else QatConv2d)
         short = is_depthwise(old) and granularity.block
-        each = Granularity.of("channel") if short else granularity
-        layer.take(weight_bits, input_bits, each, ranges[name])
+        layer_granularity = Granularity.of("channel") if short else granularity
+        layer.initialise(weight_bits, input_bits, layer_granularity, ranges[name])
         place(model, name, layer)
     return chosen
 
 
 def added_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The scales `prepare_training` has added, which an optimizer should train too."""
+    """Return the scales that `prepare_training` added, for an optimizer to train."""
     return [
-        one for fake in model.modules() if isinstance(fake, FakeQuantize)
-        for one in fake.parameters()
+        parameter for fake in model.modules() if isinstance(fake, FakeQuantize)
+        for parameter in fake.parameters()
     ]  # fmt: skip
 
 
@@ -186,29 +189,33 @@ def convert(
     least_error: bool = True,
     run: Callable[[], object] | None = None,
 ) -> list[str]:
-    """Put low-bit layers in the place of trained or float ones, in place.
+    """Replace fake-quantised or float layers by low-bit layers, in place.
 
-    Layers that went through `prepare_training` keep their bits and scales; the settings are for
-    others, which need `ranges`.
+    Layers from `prepare_training` keep their bits and scales; the settings apply to other layers,
+    which require `ranges`.
 
     Args:
-        least_error: of the weights: see `slipstream.quant.code_weights`.
-        run: runs one forward pass of the model. With it, batch norms and ReLUs that directly
-            follow a low-bit layer become part of it, neighbours hand over codes, and weights are
-            packed for as many rows as the layer then sees.
+        wbits, abits, ranges, scales, edge_bits, only, except_: see `prepare_training`.
+        least_error: whether the weights' scales minimise the error, see
+            `slipstream.quant.code_weights`.
+        run: runs a forward pass of the model. With it, batch norms and ReLUs directly after a
+            low-bit layer are fused into it, neighbours exchange codes, and weights are packed for
+            the number of rows in this pass.
 
     Returns:
         The names of the layers.
 
     Raises:
-        InvalidArgumentError: the model is in training mode, no layer is left to convert, or a
-            weight holds NaN or infinity.
+        InvalidArgumentError: the model is in training mode, has no layer to convert, or a weight
+            is not finite.
     """
     if model.training:
         raise InvalidArgumentError(
-            "model", "is in training mode, and low-bit layers only infer", remedy="model.eval()"
+            "model",
+            "is in training mode, but low-bit layers support only inference",
+            remedy="call model.eval()",
         )
-    names = [name for name, one in model.named_modules() if isinstance(one, _Trained)]
+    names = [name for name, module in model.named_modules() if isinstance(module, _FakeQuantised)]
     for name in names:
         place(model, name, _converted(model.get_submodule(name)))
     if ranges is not None:
@@ -224,7 +231,7 @@ def convert(
     if not names:
         raise InvalidArgumentError(
             "model", "has no layer to convert",
-            remedy="prepare_training(model, ...) before training it, or give ranges",
+            remedy="call prepare_training(model, ...) before training it, or pass ranges",
         )  # fmt: skip
     if run is not None:
         fuse(model, run)
@@ -235,75 +242,79 @@ def convert(
 def quantise_model(
     model: nn.Module, batches: Iterable[Any], *, wbits: int = 3, abits: int = 3, **settings: Any
 ) -> list[str]:
-    """`convert` with ranges calibrated on `batches`, and neighbours fused: all in one call.
+    """Calibrate `model` on `batches`, and convert it with fusion; see `convert`.
 
-    Attention of torch is opened up for it (see `slipstream.techniques.lowbit.attention`).
+    Torch's attention is split into layers (see `slipstream.techniques.lowbit.attention`).
 
     Args:
-        batches: as of `slipstream.quant.calibrate`; the first is run again to see which layers
-            follow which.
-        settings: as of `convert`.
+        batches: see `slipstream.quant.calibrate`; the first is run again to trace the order of
+            layers.
+        wbits, abits: bits of weights and activations, 1 to 8.
+        settings: further arguments of `convert`.
     """
     model.eval()
-    kept = list(batches)
-    open_up(model)
-    ranges = calibrate(model, kept, modules=convertible)
+    samples = list(batches)
+    split_attention(model)
+    ranges = calibrate(model, samples, modules=convertible)
 
     def run() -> object:
         with torch.no_grad():
-            return called(model, kept[0])
+            return called(model, samples[0])
 
     return convert(model, wbits=wbits, abits=abits, ranges=ranges, run=run, **settings)
 
 
 def load(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give a float `model` the low-bit layers that `state`, a saved ``state_dict``, is of.
+    """Convert a float `model` to the low-bit layers of `state`, a saved ``state_dict``.
 
-    Batch norms and ReLUs that had become part of a layer are taken out, too.
+    Batch norms and ReLUs that were fused into layers are removed.
 
     Raises:
-        InvalidArgumentError: the model and the state do not belong together; the model is then
-            left with the modules it had.
+        InvalidArgumentError: the state is not of this model, whose modules are then restored.
     """
-    opened = open_up(model, lambda name: any(key.startswith(f"{name}.") for key in state))
-    named = dict(model.named_modules())
-    new: dict[str, nn.Module] = {}
+    opened = split_attention(model, lambda name: any(key.startswith(f"{name}.") for key in state))
+    modules = dict(model.named_modules())
+    replacements: dict[str, nn.Module] = {}
     for key, extra in state.items():
         name = key.removesuffix("._extra_state")
         if name == key or not isinstance(extra, Mapping) or "wbits" not in extra:
             continue
-        for one in (name, *extra["absorbed"]):
-            if one not in named:
-                raise InvalidArgumentError("state", f"has a module '{one}', the model none")
-        if (reason := why_kept(named[name])) is not None:
+        for module_name in (name, *extra["absorbed"]):
+            if module_name not in modules:
+                raise InvalidArgumentError(
+                    "state", f"has a module '{module_name}', which the model does not have"
+                )
+        if (reason := why_unsupported(modules[name])) is not None:
             raise InvalidArgumentError("model", f"'{name}': {reason}")
-        old = as_torch(named[name])
-        new[name] = low_bit_class(old).shaped_like(
+        old = as_torch(modules[name])
+        replacements[name] = low_bit_class(old).shaped_like(
             old, f"{name}.bias" in state, extra["wbits"], extra["input"][0], extra["scales"]
         ).train(old.training)  # fmt: skip
-        new |= {str(one): nn.Identity() for one in extra["absorbed"]}
-    for name, module in new.items():
+        replacements |= {str(module_name): nn.Identity() for module_name in extra["absorbed"]}
+    for name, module in replacements.items():
         place(model, name, module)
     try:
         model.load_state_dict(state)
     except (RuntimeError, InvalidArgumentError) as error:
-        for name, old_module in [*((name, named[name]) for name in new), *opened.items()]:
+        for name, old_module in [
+            *((name, modules[name]) for name in replacements),
+            *opened.items(),
+        ]:
             place(model, name, old_module)
         raise InvalidArgumentError("state", f"is not of this model: {error}") from error
 
 
 def fuse(model: nn.Module, run: Callable[[], object]) -> int:
-    """Let low-bit layers do what directly follows them, and hand codes to those that read them.
+    """Fuse following modules and sums into low-bit layers, and let layers exchange codes.
 
-    A batch norm in eval mode is multiplied into the layer's scales; the rounding of float32 aside
-    nothing changes. A ReLU, a sum and the codes change nothing at all.
+    Folding a batch norm in eval mode into the scales changes results by float32 rounding. ReLUs,
+    sums and codes do not change results.
 
     Args:
-        run: runs one forward pass.
+        run: runs a forward pass.
 
     Returns:
-        How many modules became part of a layer, and how many layers hand codes on or take a sum
-        along.
+        The number of fused modules, plus the number of layers that pass codes on or fuse a sum.
     """
     layers = (LowBitLinear, LowBitConv2d)
     fused = 0
@@ -331,14 +342,14 @@ def fuse(model: nn.Module, run: Callable[[], object]) -> int:
 
 
 def _expect_rows(model: nn.Module, run: Callable[[], object]) -> None:
-    """Let every low-bit layer know how many rows a call has."""
+    """Pack every low-bit layer's weights for its number of rows in a forward pass."""
     rows: dict[LowBitLayer, int] = {}
 
-    def note(layer: Any, args: Any, output: torch.Tensor) -> None:
+    def record_rows(layer: Any, args: Any, output: torch.Tensor) -> None:
         rows[layer] = output.numel() // len(layer.scale)
 
-    layers = [one for one in model.modules() if isinstance(one, LowBitLayer)]
-    hooks = [one.register_forward_hook(note) for one in layers]
+    layers = [module for module in model.modules() if isinstance(module, LowBitLayer)]
+    hooks = [layer.register_forward_hook(record_rows) for layer in layers]
     try:
         run()
     finally:
@@ -356,9 +367,9 @@ def _absorb(model: nn.Module, layer: LowBitLayer, name: str) -> None:
 def chosen_layers(
     model: nn.Module, ranges: Calibration, only: str, except_: str, *, needed: bool = True
 ) -> list[str]:
-    """The float layers that have a low-bit form, in the order in which they ran.
+    """Return the selected float layers that have a low-bit form, in the order of execution.
 
-    A model that is itself a layer is not among them: nothing holds it that could hold another.
+    A model that is itself a layer is excluded, because it cannot be replaced.
     """
     names = [
         name
@@ -367,31 +378,38 @@ def chosen_layers(
     ]
     selection = ModuleSelection(only, except_)
     if names and needed and (reason := selection.why_none(names)) is not None:
-        raise InvalidArgumentError("model", reason, remedy="only=GLOB, except=GLOB by name")
+        raise InvalidArgumentError(
+            "model", reason, remedy="select layers by name with only=GLOB and except=GLOB"
+        )
     names = [name for name in names if name in selection]
     if not names and needed:
-        reasons = {why_kept(one) for name, one in model.named_modules() if name in ranges}
+        reasons = {
+            why_unsupported(module) for name, module in model.named_modules() if name in ranges
+        }
         raise InvalidArgumentError(
-            "model", "has no layer that can be taken",
-            where="; ".join(sorted(one for one in reasons if one)) or None,
-            remedy="only=GLOB and except=GLOB choose linear layers and convolutions by name",
+            "model", "has no layer that can be converted",
+            where="; ".join(sorted(reason for reason in reasons if reason)) or None,
+            remedy="select linear layers and convolutions by name with only=GLOB and except=GLOB",
         )  # fmt: skip
     return names
 
 
 def convertible(name: str, module: Any) -> bool:
-    """Whether a layer has a low-bit form that can take its place."""
+    """Return whether a layer can be replaced by a low-bit layer."""
     plain = type(module) in (nn.Linear, nn.Conv2d) or is_transposed_linear(module)
-    return plain and why_kept(module) is None
+    return plain and why_unsupported(module) is None
 
 
 def _with_bits(
     model: nn.Module, chosen: list[str], ranges: Calibration, wbits: int, abits: int, edge_bits: int
 ) -> list[tuple[str, int, int]]:
-    """Bits of weights and activations of each; more at the model's two ends and where few save
-    nothing: depthwise convolutions, whose few weights matter much."""
-    ran = [name for name in ranges if ":" not in name]
-    edges = {ran[0], ran[-1]}
+    """Return names with bits of weights and activations.
+
+    The first and last layer have more bits, and so have depthwise convolutions, whose few weights
+    save little and affect accuracy.
+    """
+    in_order = [name for name in ranges if ":" not in name]
+    edges = {in_order[0], in_order[-1]}
     return [
         (name, max(edge_bits, wbits), max(edge_bits, abits))
         if name in edges or is_depthwise(model.get_submodule(name))
@@ -401,9 +419,9 @@ def _with_bits(
 
 
 def _converted(old: Any) -> LowBitLayer:
-    codes, scale, seen = old.coded()
+    codes, scale, input_codes = old.coded()
     kind = low_bit_class(old)
-    layer = kind.shaped_like(old, old.bias is not None, old.wbits, seen.bits, old.scales)
-    layer.set_weights(codes, scale, seen, old.bias)
+    layer = kind.shaped_like(old, old.bias is not None, old.wbits, input_codes.bits, old.scales)
+    layer.set_weights(codes, scale, input_codes, old.bias)
     layer.training = old.training
     return layer

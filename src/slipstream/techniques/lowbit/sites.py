@@ -1,4 +1,4 @@
-"""The layers of a recorded step that have a low-bit form, and what runs right behind them."""
+"""Layers of a recorded step that have a low-bit form, and the tasks directly after them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.techniques.lowbit.cost import LayerShape, linear
 from slipstream.techniques.lowbit.recorded import CLIPS
 from slipstream.techniques.lowbit.windows import pair
 
-NO_LAYER = "the step has no linear layer, plain or depthwise convolution to take"
+NO_LAYER = "the step has no linear layer, plain or depthwise convolution to convert"
 _NORMS = (
     "aten::native_batch_norm", "aten::cudnn_batch_norm",
     "aten::_native_batch_norm_legit_no_training",
@@ -23,32 +23,32 @@ class LowBitSite(Match):
     """A layer that has a low-bit form.
 
     Attributes:
-        layer: what its time depends on.
-        behind: tasks behind it that it does as well, see `behind`.
-        bits: of its weight and of its input.
+        layer: the properties that determine its time.
+        fused: following tasks that are fused into it, see `fused_tasks`.
+        bits: bits of its weight and input.
     """
 
     layer: LayerShape
-    behind: tuple[int, ...]
+    fused: tuple[int, ...]
     bits: tuple[int, int] = (8, 8)
 
     @property
     def task(self) -> int:
-        """The task that multiplies."""
+        """The task of the matmul or convolution."""
         return self.forward[0]
 
 
 def low_bit_layers(flow: Flow) -> Iterator[LowBitSite]:
-    """Find layers that multiply with a parameter and have a low-bit form."""
+    """Find layers with a parameter as weight that have a low-bit form."""
     for match in matches(flow.graph, layers):
         shape = _shape(match)
         if shape is not None and match.weights:
             yield LowBitSite(
                 match.kind, match.module, match.forward, match.backward, match.x, match.y,
                 match.weights, match.settings,
-                # A model that is itself a layer has no place for another.
+                # A model that is itself a layer cannot be replaced.
                 refusal=None if match.module else NO_LAYER, layer=shape,
-                behind=behind(flow, match.forward[0]),
+                fused=fused_tasks(flow, match.forward[0]),
             )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def _shape(match: Match) -> LayerShape | None:
     if settings.groups != 1 and not depthwise:
         return None
     kernel, dilation = pair(settings.kernel), pair(settings.dilation)
-    # The same number of output pixels and products as with a kernel without gaps.
+    # A smaller image with an undilated kernel has as many output pixels and multiplications.
     height -= (kernel[0] - 1) * (dilation[0] - 1)
     width -= (kernel[1] - 1) * (dilation[1] - 1)
     return LayerShape(
@@ -73,6 +73,6 @@ def _shape(match: Match) -> LayerShape | None:
     )  # fmt: skip
 
 
-def behind(flow: Flow, task: int) -> tuple[int, ...]:
-    """Return the norm and the ReLU (or ReLU6) that alone read what `task` made, in this order."""
+def fused_tasks(flow: Flow, task: int) -> tuple[int, ...]:
+    """Return the norm and the ReLU (or ReLU6) that are the only readers in turn of `task`."""
     return tuple(flow.behind(task, _NORMS, CLIPS))

@@ -1,4 +1,4 @@
-"""What the micro-benchmark runs for ``slipstream::lowbit``: one whole layer, Python included."""
+"""Micro-benchmark of ``slipstream::lowbit``: a whole layer, including Python overhead."""
 
 from __future__ import annotations
 
@@ -21,39 +21,46 @@ def layer_call(
     stride: tuple[int, int] = (1, 1),
     padding: tuple[int, int] = (0, 0),
     reads: str = "floats",
-    gives: str = "floats",
+    writes: str = "floats",
     depthwise: bool = False,
 ) -> Call:
-    """A layer: to be asked of `slipstream.durations`.
+    """Return the call to time a layer, for `slipstream.durations`.
 
     Args:
         image: images, height, width, channels of the input. A linear layer with m rows of k values
-            is one image of 1 x m pixels with k channels.
-        n: output channels.
-        reads, gives: what comes in and goes out: values of `slipstream.techniques.lowbit.Form`.
-        depthwise: whether each of n channels sees itself alone.
+            is an image of 1 x m pixels with k channels.
+        n: number of output channels.
+        reads, writes: forms of input and output, values of `cost.Form`.
+        depthwise: whether each output channel reads only its input channel.
     """
-    return _call(wbits, abits, image, n, kernel, stride, padding, reads, gives, depthwise)
+    return _call(wbits, abits, image, n, kernel, stride, padding, reads, writes, depthwise)
 
 
 def pool_call(
     image: tuple[int, int, int, int], window: tuple[tuple[int, ...], ...], up: bool
 ) -> Call:
-    """The greatest codes in windows: of an image as above, with kernel, stride, padding, dilation.
+    """Return the call to time max pooling of codes.
 
     Args:
+        image: images, height, width, channels.
+        window: kernel, stride, padding, dilation.
         up: whether sizes are rounded up.
     """
     return _call("pool", image, window, up)
 
 
 def concat_call(pixels: tuple[int, int, int], channels: tuple[int, ...]) -> Call:
-    """Codes of images of so many pixels (images, height, width), channel behind channel."""
+    """Return the call to time a concatenation of codes along channels.
+
+    Args:
+        pixels: images, height, width.
+        channels: channels of each operand.
+    """
     return _call("concat", pixels, channels)
 
 
 def _call(*arguments: object) -> Call:
-    # Which build of the kernels answers are of: others are not asked what these take.
+    # The build of the kernels, whose timings do not apply to others.
     return Call(f"{OP}({build()[:12] or 'python'})", arguments)
 
 
@@ -63,30 +70,30 @@ def torch_layer_call(
     window: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int] | None = None,
     floats: bool = False,
 ) -> Call:
-    """A layer in torch's own int8, its ReLU with it.
+    """Return the call to time a layer with a ReLU in torch's int8.
 
     Args:
-        image: of the input, as torch has it: (images, channels, height, width), or (rows, k).
-        weight: likewise.
-        window: stride, padding, dilation and groups of a convolution. A linear layer is as torch
-            quantises it dynamically: from floats to floats.
-        floats: whether the image comes as floats, channels first, and is rounded by it.
+        image: shape of the input: (images, channels, height, width), or (rows, k).
+        weight: shape of the weight.
+        window: stride, padding, dilation and groups of a convolution; None for a linear layer,
+            quantised dynamically from floats to floats.
+        floats: whether the input is channels-first floats, whose quantisation is included.
     """
     return Call(f"{OP}()", ("torch int8", image, weight, window, floats))
 
 
 def torch_sum_call(shape: tuple[int, ...]) -> Call:
-    """The sum of two images in torch's own int8, with a ReLU."""
+    """Return the call to time the sum of two images with a ReLU in torch's int8."""
     return Call(f"{OP}()", ("torch int8 sum", shape))
 
 
 def torch_pool_call(shape: tuple[int, ...], window: tuple[tuple[int, ...], ...], up: bool) -> Call:
-    """Maxima over windows, as `pool_call`, in torch's own int8."""
+    """Return the call to time max pooling in torch's int8, see `pool_call`."""
     return Call(f"{OP}()", ("torch int8 pool", shape, window, up))
 
 
 def timer(call: Call) -> Callable[[], object]:
-    """The layer, or the rounding, as a function of nothing, on random numbers."""
+    """Return a function without arguments that runs the call on random values."""
     others: dict[Any, Callable[..., Callable[[], object]]] = {
         "rounding": _rounding,
         "pool": _pool,
@@ -103,7 +110,7 @@ def timer(call: Call) -> Callable[[], object]:
     from slipstream.techniques.lowbit.nn import low_bit_class
 
     wbits, abits = call.arguments[:2]
-    reads, gives = call.arguments[7:9]
+    reads, writes = call.arguments[7:9]
     module, x = float_layer(call)
     layer = (
         low_bit_class(module).from_float(module, wbits, abits, (0.0, 1.0), least_error=False).eval()
@@ -113,17 +120,17 @@ def timer(call: Call) -> Callable[[], object]:
         x = CodedTensor(quantise(x, layer.input_codes)[0], layer.input_codes)
     elif reads == "planes":
         x = x.contiguous()
-    if gives == "codes":
+    if writes == "codes":
         layer.output_codes = layer.input_codes
-    if gives not in ("sum", "sum of floats"):
+    if writes not in ("sum", "sum of floats"):
         return lambda: layer(x)
-    beside = layer(x).clone()
-    layer.after_sum = AfterSum(True, layer.input_codes if gives == "sum" else None)
-    return lambda: layer(x) + beside
+    addend = layer(x).clone()
+    layer.after_sum = AfterSum(True, layer.input_codes if writes == "sum" else None)
+    return lambda: layer(x) + addend
 
 
 def _codes(*shape: int) -> Any:
-    """Any codes of images NHWC, as a tensor NCHW."""
+    """Return random codes of NHWC images as a tensor NCHW."""
     import torch
 
     from slipstream.techniques.lowbit.coded import CodedTensor
@@ -134,17 +141,17 @@ def _codes(*shape: int) -> Any:
 
 
 def _pool(image: Any, window: Any, up: bool) -> Callable[[], object]:
-    return _maxima(_codes(*image), window, up)
+    return _max_pooling(_codes(*image), window, up)
 
 
 def _torch_pool(shape: Any, window: Any, up: bool) -> Callable[[], object]:
-    return _maxima(_torch_codes(shape), window, up)
+    return _max_pooling(_torch_codes(shape), window, up)
 
 
-def _maxima(x: Any, window: Any, up: bool) -> Callable[[], object]:
+def _max_pooling(x: Any, window: Any, up: bool) -> Callable[[], object]:
     from torch.nn import functional
 
-    kernel, stride, padding, dilation = (tuple(one) for one in window)
+    kernel, stride, padding, dilation = (tuple(size) for size in window)
     return lambda: functional.max_pool2d(x, kernel, stride, padding, dilation, up)
 
 
@@ -160,7 +167,7 @@ def _torch_layer(image: Any, weight: Any, window: Any, floats: bool) -> Callable
 
     engine = torch.backends.quantized.engine
     with warnings.catch_warnings():
-        # It is deprecated in favour of a package that is not a dependency of ours.
+        # Deprecated in favour of a package that is not a dependency.
         warnings.simplefilter("ignore")
         torch.backends.quantized.engine = "x86"
         try:
@@ -207,12 +214,12 @@ def _torch_codes(shape: Any) -> Any:
 def _torch_sum(shape: Any) -> Callable[[], object]:
     import torch
 
-    one, other = _torch_codes(shape), _torch_codes(shape)
-    return lambda: torch.ops.quantized.add_relu(one, other, 2 / 255, 0)
+    left, right = _torch_codes(shape), _torch_codes(shape)
+    return lambda: torch.ops.quantized.add_relu(left, right, 2 / 255, 0)
 
 
 def float_layer(call: Call) -> tuple[Any, Any]:
-    """The layer that a low-bit one would replace, and an input in channels-last order."""
+    """Return the float layer of a call, and a channels-last input."""
     import torch
     from torch import nn
 
@@ -229,7 +236,7 @@ def float_layer(call: Call) -> tuple[Any, Any]:
 
 
 def rounding_call(values: int, channels: int) -> Call:
-    """Fake quantisation of so many values, forward and backward, with a scale per channel."""
+    """Return the call to time fake quantisation, forward and backward, with a scale per channel."""
     return Call(f"{OP}()", ("rounding", values, channels))
 
 

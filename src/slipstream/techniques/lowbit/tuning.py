@@ -1,4 +1,4 @@
-"""Trying every kernel for a shape on this machine, and keeping the winner for later choices."""
+"""Timing of all kernels for a shape on this machine; the winner is stored."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from slipstream.techniques.lowbit.kernels import matmul, pack_weights
 
 
 def autotune(shape: Shape, *, budget_s: float = 0.02) -> dict[str, float]:
-    """Try every candidate on this machine; later `choose` gives the fastest for this shape.
+    """Time every candidate on this machine; layers then use the fastest for this shape.
 
-    Each is timed alone, in CPU time of one thread, and the winner kept in a file beside the timings
-    of operators, per processor and build.
+    Each candidate is timed by CPU time of one thread. The winner is stored with the timings of
+    operators, per processor and build.
 
     Args:
-        shape: `rows` None stands for 256.
-        budget_s: time to spend on a candidate, beyond one call.
+        shape: the shape of the product; `rows` None means 256.
+        budget_s: CPU time per candidate in seconds, beyond a first call.
 
     Returns:
-        Seconds of a call by scheme, fastest first; empty without the compiled library.
+        Seconds per call by scheme, fastest first; empty without the compiled library.
     """
     allowed = cpu_features().levels
     rows = shape.rows or 256
     w = torch.randint(0, 2**shape.weight_bits, (shape.n, shape.k), dtype=torch.uint8)
     a = torch.randint(0, 2**shape.activation_bits, (rows, shape.k), dtype=torch.uint8)
     threads = torch.get_num_threads()
-    taken: dict[str, float] = {}
+    times_s: dict[str, float] = {}
     torch.set_num_threads(1)
     try:
         for scheme in candidates(shape, allowed):
@@ -49,23 +49,23 @@ def autotune(shape: Shape, *, budget_s: float = 0.02) -> dict[str, float]:
                 w, shape.weight_bits, activation_bits=shape.activation_bits, scheme=scheme
             )
             matmul(a, packed)
-            least, end = float("inf"), time.thread_time() + budget_s
-            while time.thread_time() < end or least == float("inf"):
+            best_s, end = float("inf"), time.thread_time() + budget_s
+            while time.thread_time() < end or best_s == float("inf"):
                 before = time.thread_time_ns()
                 matmul(a, packed)
-                least = min(least, (time.thread_time_ns() - before) / 1e9)
-            taken[scheme] = least
+                best_s = min(best_s, (time.thread_time_ns() - before) / 1e9)
+            times_s[scheme] = best_s
     finally:
         torch.set_num_threads(threads)
-    ordered = dict(sorted(taken.items(), key=lambda item: item[1]))
+    ordered = dict(sorted(times_s.items(), key=lambda item: item[1]))
     if ordered:
         key, winner = shape_key(shape, allowed), next(iter(ordered))
         winners()[key] = winner
-        _keep(key, winner)
+        _store(key, winner)
     return ordered
 
 
-def _keep(key: Key, scheme: str) -> None:
+def _store(key: Key, scheme: str) -> None:
     path = winners_path()
     try:
         with errors_in_words(path):
@@ -80,7 +80,7 @@ def _keep(key: Key, scheme: str) -> None:
                 connection.close()
     except StoreError as error:
         warnings.warn(
-            f"the choice of a kernel cannot be kept: {error.what} ({path})",
+            f"the choice of a kernel cannot be stored: {error.what} ({path})",
             SlipstreamWarning,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""Windows over images: their sizes, as torch takes them, and the shape of a convolution."""
+"""Shapes of convolutions and pooling windows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Convolution:
-    """The shape of a two-dimensional convolution over NHWC images.
+    """Shape of a two-dimensional convolution over NHWC images.
 
     Attributes:
         image: images, height, width, channels.
         kernel, stride, padding, dilation: height and width each.
-        depthwise: whether an output channel sees the input channel of its number alone; else all.
+        depthwise: whether each output channel reads only the input channel of the same index.
     """
 
     image: tuple[int, int, int, int]
@@ -38,22 +38,24 @@ class Convolution:
 
     @functools.cached_property
     def rows(self) -> int:
-        """Output pixels of all images."""
+        """Number of output pixels of all images."""
         return self.image[0] * math.prod(self.out_size)
 
     @property
     def columns(self) -> int:
-        """Codes that each number of the output is made of."""
+        """Number of codes that are summed to each output element."""
         return math.prod(self.kernel) * (1 if self.depthwise else self.image[3])
 
     @property
     def pointwise(self) -> bool:
-        """Whether output pixels are the input's pixels, in their order."""
+        """Whether each output pixel reads only the input pixel at its position."""
         window = (self.kernel, self.stride, self.padding)
         return window == ((1, 1), (1, 1), (0, 0)) and not self.depthwise
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """Height and width of a number for both, or of a sequence of one or two."""
-    numbers = [int(one) for one in value] if isinstance(value, (list, tuple)) else [int(value)]
+    """Return (height, width) from a number for both, or a sequence of one or two."""
+    numbers = (
+        [int(number) for number in value] if isinstance(value, (list, tuple)) else [int(value)]
+    )
     return numbers[0], numbers[-1]
