@@ -77,7 +77,9 @@ class TrainTogether(TechniqueSettings):
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """Return why members cannot be trained in one step, or None."""
         if not graph.meta.get("training", True):
-            return "the step does not train; ss.ensembles makes ensembles of trained networks"
+            return (
+                "the step does not train; use ss.ensembles to build ensembles of trained networks"
+            )
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason

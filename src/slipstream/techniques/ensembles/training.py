@@ -30,7 +30,7 @@ from slipstream.techniques.ensembles.stacking import Stacked, redrawn
 Train = Callable[[nn.Module, float, int], object]
 """Trains a model in place, for a share of the full schedule's epochs, with a seed."""
 Method = Literal["independent", "peers", "trunk", "batch", "snapshot"]
-_FROM_WHOLE: tuple[Method, ...] = ("independent", "peers", "trunk")
+_EARLY_STOPPING: tuple[Method, ...] = ("independent", "peers", "trunk")
 # Training stops after this many consecutive members that make the ensemble less accurate.
 _PATIENCE = 2
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -110,14 +110,14 @@ def build(
                 _write(member, path)
         trained.append(member)
         models.append(copy.deepcopy(member) if method == "snapshot" else member)
-        if validator is not None and method in _FROM_WHOLE and validator.stops(models[-1]):
+        if validator is not None and method in _EARLY_STOPPING and validator.stops(models[-1]):
             break
     ensemble = Ensemble(models)
     if method == "trunk":
         first = models[0]
         assert isinstance(first, nn.Sequential)
-        rests = [first[trunk:], *(rest.get_submodule("1") for rest in models[1:])]
-        ensemble = Ensemble(rests, first[:trunk])
+        heads = [first[trunk:], *(member.get_submodule("1") for member in models[1:])]
+        ensemble = Ensemble(heads, first[:trunk])
     return ensemble if validator is None else validator.best(ensemble)
 
 

@@ -190,10 +190,10 @@ def convolution_pattern(
     channel = np.arange(of_group)[:, None, None] * (out_y * out_x)
     blocks = [
         _Block(
-            of_group * (y.start * line + len(y.taps) * x.start), (y.places, x.places),
+            of_group * (y.start * line + len(y.taps) * x.start), (y.positions, x.positions),
             (of_group * y.step * line, of_group * len(y.taps) * x.step), np.ix_(y.taps, x.taps),
             (channel + np.add.outer(np.multiply(y.first, out_x), x.first)).reshape(-1),
-            np.add.outer(np.arange(y.places) * out_x, np.arange(x.places)),
+            np.add.outer(np.arange(y.positions) * out_x, np.arange(x.positions)),
         )
         for y, x in itertools.product(runs_y, runs_x)
     ]  # fmt: skip
@@ -219,10 +219,10 @@ def _pruned_convolution(layer: nn.Conv2d, x: torch.Tensor) -> sparse.csr_matrix:
     group = output // (layer.out_channels // layer.groups)
     channel = (group * weight.shape[1] + into)[:, None, None]
     rows = (channel * height + y[:, :, None]) * width + x_[:, None]
-    places = np.arange(out[0] * out[1]).reshape(out)
-    columns = output[:, None, None] * places.size + places
+    positions = np.arange(out[0] * out[1]).reshape(out)
+    columns = output[:, None, None] * positions.size + positions
     data = np.broadcast_to(weight[output, into, tap_y, tap_x][:, None, None], inside.shape)
-    shape = x.numel(), layer.out_channels * places.size
+    shape = x.numel(), layer.out_channels * positions.size
     return sparse.coo_matrix((data[inside], (rows[inside], columns[inside])), shape).tocsr()
 
 
@@ -231,14 +231,14 @@ class _Run:
     """Positions along an axis, a stride apart, that reach outputs by the same taps.
 
     Attributes:
-        places: number of positions.
+        positions: number of positions.
         start: number of entries of all positions before the first.
         step: number of entries from each position to the next.
         taps: taps in the order of increasing outputs.
         first: outputs that the first position reaches; they increase by 1 per position.
     """
 
-    places: int
+    positions: int
     start: int
     step: int
     taps: tuple[int, ...]
@@ -268,10 +268,10 @@ def _axis(
     runs = []
     for phase in range(min(stride, size)):
         for (taps, step), group in itertools.groupby(range(phase, size, stride), taps_and_step):
-            places = list(group)
-            first = tuple(output for output, _ in reached[places[0]])
+            positions = list(group)
+            first = tuple(output for output, _ in reached[positions[0]])
             if taps:
-                runs.append(_Run(len(places), starts[places[0]], step, taps, first))
+                runs.append(_Run(len(positions), starts[positions[0]], step, taps, first))
     return runs, np.diff(starts), out
 
 

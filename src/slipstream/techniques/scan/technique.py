@@ -231,7 +231,7 @@ def recurrences(flow: Flow) -> Iterator[Recurrence]:
         names = graph.texts("name", np.array([*tasks, *backward]))
         layers: tuple[RecordedDirection, ...] = ()
         refusal: str | None
-        # An edit gave the task another call, or tensors of which the storages are unknown.
+        # Another edit replaced the tasks.
         if names != [flow.name(task) for task in (*tasks, *backward)]:
             refusal = f"another technique has already changed the layers of {module or 'the step'}"
         else:
