@@ -1,4 +1,4 @@
-"""``slipstream bench train``: does the judge of trainings judge as the rules say, and honestly?"""
+"""``slipstream bench train``: verdicts on trainings, compared with the rules and real runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from slipstream.mlperf.training import SUITE, Reference, time_to_quality
 from slipstream.mlperf.training.compare import Factor, detectable
 from slipstream.mlperf.training.curve import BatchCurve
 from slipstream.mlperf.training.log import Log
-from slipstream.mlperf.training.rcp import Point, official_json
+from slipstream.mlperf.training.rcp import Point
 from slipstream.mlperf.training.tasks import load, recorded
 from slipstream.verbs.history import history
 from slipstream.verbs.training import predict_training
@@ -33,7 +34,7 @@ _FORESEEN = {
     "char_lm": ["fused_optimizer", "lowrank:0.25"],
     "ncf": ["fused_optimizer"],
 }
-# What makes the step faster and the training slower.
+# Techniques that make the step faster and the training slower.
 _TURNED = ("digits", (24, 96, 384, 1024))
 _ALIKE = ("fashion_cnn", "allocator:keep")
 _EXAMPLE = {128: [16, 14, 16, 17, 16, 16, 15, 16, 15, 16], 256: [20, 21, 21, 20, 22, 22, 21, 21, 20,
@@ -41,12 +42,12 @@ _EXAMPLE = {128: [16, 14, 16, 17, 16, 16, 15, 16, 15, 16], 256: [20, 21, 21, 20,
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: everything on recorded runs, and one new run of the smallest task."""
+    """Yield the rows. Quick: everything on recorded runs, and one new run of the smallest task."""
     yield from _example(options)
     yield from _official(options)
     yield from _nothing_found(options)
     yield from _power(options)
-    yield from _foreseen(options)
+    yield from _predicted(options)
     yield from _headline(options)
     yield from _same_numbers(options)
     yield from _batch_curve(options)
@@ -59,10 +60,10 @@ def _example(options: BenchOptions) -> Iterator[Bar]:
     bar = "reference points of the rules' example, largest error"
     if not options.wants(bar):
         return
-    told = {(128, False): 15.21, (256, False): 19.93, (128, True): 14.78, (256, True): 19.82}
+    published = {(128, False): 15.21, (256, False): 19.93, (128, True): 14.78, (256, True): 19.82}
     off = [
         abs(Point.of(batch, _EXAMPLE[batch], as_checker=checker).smallest(5) - value)
-        for (batch, checker), value in told.items()
+        for (batch, checker), value in published.items()
     ]
     yield at_most(bar, max(off), 6e-3, "epochs", n=len(off))
 
@@ -77,38 +78,38 @@ def _official(options: BenchOptions) -> Iterator[Bar]:
         yield not_judged(bar, "results", f">= {_SETS}", "pip install 'slipstream[mlperf]'")
         return
     rcp_checker.submission_runs["training"]["task"] = 5
-    drawn = np.random.default_rng(0)
-    alike = 0
+    generator = np.random.default_rng(0)
+    equal = 0
     for _ in range(_SETS):
-        means = np.sort(drawn.uniform(8, 20, 3))
+        means = np.sort(generator.uniform(8, 20, 3))
         runs = {
-            batch: drawn.normal(middle, 0.05 * middle, 10).round(3).tolist()
+            batch: generator.normal(middle, 0.05 * middle, 10).round(3).tolist()
             for batch, middle in zip((64, 128, 256), means, strict=True)
         }
         file = io.StringIO(json.dumps(official_json("task", runs)))
         official = rcp_checker.RCP_Checker("training", "6.0.0", "task", False, file)
-        batch = int(drawn.choice([64, 128, 256]))
-        middle = float(np.mean(runs[batch])) * drawn.uniform(0.85, 1.05)
-        epochs = drawn.normal(middle, 0.3, 5).round(3).tolist()
+        batch = int(generator.choice([64, 128, 256]))
+        middle = float(np.mean(runs[batch])) * generator.uniform(0.85, 1.05)
+        epochs = generator.normal(middle, 0.3, 5).round(3).tolist()
         record = official._find_rcp(batch, "full_rcps")
         theirs, _ = official._eval_submission_record(record, sorted(epochs), "")
         reference = Reference.of(runs, as_checker=True, pruned=False)
-        alike += reference.check(batch, epochs).passed == bool(theirs)
-    yield at_least(bar, alike, _SETS, f"of {_SETS}", n=_SETS)
+        equal += reference.check(batch, epochs).passed == bool(theirs)
+    yield at_least(bar, equal, _SETS, f"of {_SETS}", n=_SETS)
 
 
 def _nothing_found(options: BenchOptions) -> Iterator[Bar]:
     bar = "a task against itself, share called significant"
     if not options.wants(bar):
         return
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     shares = {}
     for name in SUITE:
-        if (known := recorded(name)) is None:
+        if (record := recorded(name)) is None:
             continue
-        (samples,) = known["samples"].values()
+        (samples,) = record["samples"].values()
         found = sum(
-            Factor.of(*drawn.choice(samples, (2, _PAIRS)).tolist()).significant
+            Factor.of(*generator.choice(samples, (2, _PAIRS)).tolist()).significant
             for _ in range(_COMPARISONS)
         )
         shares[name] = 100 * found / _COMPARISONS
@@ -136,8 +137,8 @@ def _power(options: BenchOptions) -> Iterator[Bar]:
     yield at_most(bar, max(off), 5, "points", n=len(off))
 
 
-def _foreseen(options: BenchOptions) -> Iterator[Bar]:
-    """Predicted, then measured, as `slipstream mlperf train` does it."""
+def _predicted(options: BenchOptions) -> Iterator[Bar]:
+    """Predict, then measure, as `slipstream mlperf train` does."""
     chosen = _FORESEEN if options.full else {"digits": _FORESEEN["digits"][:1]}
     runs = 5 if options.full else 2
     count = sum(map(len, chosen.values()))
@@ -155,23 +156,24 @@ def _foreseen(options: BenchOptions) -> Iterator[Bar]:
                 predictions=predictions, report=options.progress,
             )  # fmt: skip
         for verdict in judged.verdicts:
-            one = predictions[verdict.name]
+            prediction = predictions[verdict.name]
             off[f"{name} {verdict.name}"] = {
-                factor: 100 * abs(getattr(one, factor).ratio / getattr(verdict, factor).ratio - 1)
+                factor: 100
+                * abs(getattr(prediction, factor).ratio / getattr(verdict, factor).ratio - 1)
                 for factor in ("sample", "samples", "time")
             }
-            inside += one.time.low <= verdict.steps.ratio <= one.time.high
-    middle = {key: median(one[key] for one in off.values()) for key in ("sample", "samples")}
-    told = ", ".join(f"{name} {one['time']:.1f} %" for name, one in off.items())
+            inside += prediction.time.low <= verdict.steps.ratio <= prediction.time.high
+    middle = {key: median(errors[key] for errors in off.values()) for key in ("sample", "samples")}
+    by_technique = ", ".join(f"{name} {errors['time']:.1f} %" for name, errors in off.items())
     yield at_most(
-        bar, median(one["time"] for one in off.values()), 10, "%", n=count,
-        detail=f"{runs} runs a side; time of a sample {middle['sample']:.1f} %, samples "
-        f"{middle['samples']:.1f} %; {inside} of {count} inside; {told}", data=off,
+        bar, median(errors["time"] for errors in off.values()), 10, "%", n=count,
+        detail=f"{runs} runs per side; time of a sample {middle['sample']:.1f} %, samples "
+        f"{middle['samples']:.1f} %; {inside} of {count} inside; {by_technique}", data=off,
     )  # fmt: skip
 
 
 def _headline(options: BenchOptions) -> Iterator[Bar]:
-    """Large batches: what every user tries first, and every step's clock likes."""
+    """Judge large batches, which users try first and which shorten the time per sample."""
     task, sizes = _TURNED
     bar = (
         f"{task}, batches of {sizes[-1]} beside the fastest: time of a sample less, training longer"
@@ -182,16 +184,16 @@ def _headline(options: BenchOptions) -> Iterator[Bar]:
         measured = BatchCurve.measure(
             task, sizes, runs=8 if options.full else 4, folder=Path(folder), report=options.progress
         )
-    one = measured.larger
-    if one is None:
+    larger = measured.larger
+    if larger is None:
         yield not_judged(bar, "%", ">= 15", "the largest batch is the fastest")
         return
     row = at_least(
-        bar, 100 * (1 - one.sample.ratio), 15, "%", n=one.time.n,
-        detail=f"{measured.sentence}; time to the target {one.time.ratio:.2f} "
-        f"[{one.time.low:.2f}, {one.time.high:.2f}]", data=measured.to_json(),
+        bar, 100 * (1 - larger.sample.ratio), 15, "%", n=larger.time.n,
+        detail=f"{measured.sentence}; time to the target {larger.time.ratio:.2f} "
+        f"[{larger.time.low:.2f}, {larger.time.high:.2f}]", data=measured.to_json(),
     )  # fmt: skip
-    yield replace(row, holds=bool(row.holds) and one.time.low > 1)
+    yield replace(row, holds=bool(row.holds) and larger.time.low > 1)
 
 
 def _same_numbers(options: BenchOptions) -> Iterator[Bar]:
@@ -203,10 +205,10 @@ def _same_numbers(options: BenchOptions) -> Iterator[Bar]:
         judged = time_to_quality(
             task, [technique], runs=3, folder=Path(folder) / "out", report=options.progress
         )
-    (one,) = judged.verdicts
-    width = 100 * (one.time.high - one.time.low) / one.time.ratio
-    row = at_most(bar, width, 3, "%", n=3, detail=one.sentence, data=one.to_json())
-    yield replace(row, holds=bool(row.holds) and one.same)
+    (verdict,) = judged.verdicts
+    width = 100 * (verdict.time.high - verdict.time.low) / verdict.time.ratio
+    row = at_most(bar, width, 3, "%", n=3, detail=verdict.sentence, data=verdict.to_json())
+    yield replace(row, holds=bool(row.holds) and verdict.same)
 
 
 def _batch_curve(options: BenchOptions) -> Iterator[Bar]:
@@ -224,7 +226,7 @@ def _batch_curve(options: BenchOptions) -> Iterator[Bar]:
     row = at_least(
         bar, len(left), 2, "points", n=sum(map(len, measured.epochs.values())),
         detail=f"critical batch size {measured.reference.critical_batch:,.0f}; "
-        + ", ".join(f"{one.batch}: {one.mean:.2f} epochs" for one in measured.points)
+        + ", ".join(f"{point.batch}: {point.mean:.2f} epochs" for point in measured.points)
         + f"; {len(measured.points) - len(left)} pruned", data=measured.to_json(),
     )  # fmt: skip
     convex = all(a <= b for a, b in pairwise(slopes))
@@ -241,16 +243,16 @@ def _ranks(options: BenchOptions) -> Iterator[Bar]:
 
     samples = []
     with tempfile.TemporaryDirectory() as folder:
-        # Seeds of their own: of the same ones the two distributions would not be independent.
+        # Separate seeds, since with the same ones the two distributions would not be independent.
         for number, techniques in enumerate(([], ["ddp:workers=2"])):
             judged = time_to_quality(
                 "digits", against="".join(techniques), runs=runs,
                 folder=Path(folder) / str(number), report=options.progress,
             )  # fmt: skip
-            samples.append([one.to_target for one in judged.arms[0].runs])
-    told = ks_2samp(*samples)
+            samples.append([run.to_target for run in judged.arms[0].runs])
+    test = ks_2samp(*samples)
     yield at_least(
-        bar, float(told.pvalue), 0.05, "p", n=runs,
+        bar, float(test.pvalue), 0.05, "p", n=runs,
         detail=f"median samples {median(samples[0]):,.0f} and {median(samples[1]):,.0f}",
         data={"one": samples[0], "two": samples[1]},
     )  # fmt: skip
@@ -282,7 +284,7 @@ def _logging(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _suite(options: BenchOptions) -> Iterator[Bar]:
-    """Full: every task from 20 new seeds; quick: one run of the first."""
+    """Full: run every task from 20 new seeds; quick: run the first once."""
     for name in SUITE if options.full else SUITE[:1]:
         runs = _SEEDS if options.full else 1
         bar = f"{name}: runs that reach the target"
@@ -296,10 +298,20 @@ def _suite(options: BenchOptions) -> Iterator[Bar]:
                 yield not_judged(bar, "runs", f">= {runs - 1}", str(error))
                 continue
         done = judged.arms[0].runs
-        reached = sum(one.converged for one in done)
-        took = median(one.cpu_s for one in done)
+        reached = sum(run.converged for run in done)
+        cpu_s = median(run.cpu_s for run in done)
         yield at_least(
             bar, reached, runs - (runs > 1), f"of {runs}", n=runs,
-            detail=f"{load(name).metric} {load(name).target:g}; {took:.1f} s of the processor each",
-            data={"samples": [one.samples for one in done], "cpu_s": [one.cpu_s for one in done]},
+            detail=f"{load(name).metric} {load(name).target:g}; {cpu_s:.1f} s of CPU time each",
+            data={"samples": [run.samples for run in done], "cpu_s": [run.cpu_s for run in done]},
         )  # fmt: skip
+
+
+def official_json(task: str, runs: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+    """Return the points in the JSON format of the official package."""
+    return {
+        f"{task}_{batch}": {
+            "Benchmark": task, "BS": batch, "Hyperparams": {}, "Epochs to converge": list(epochs),
+        }
+        for batch, epochs in runs.items()
+    }  # fmt: skip

@@ -11,7 +11,7 @@ MLSys 2021, sections 3 and 4.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -191,73 +191,6 @@ def analyze(
     return moves
 
 
-def with_recomputation(operations: Sequence[Operation], lasting: Iterable[int]) -> list[Operation]:
-    """Return the operations with values recomputed by later regions if that moves fewer bytes.
-
-    A value that one region writes only for others is recomputed by each of them if its inputs are
-    in memory anyway and have fewer bytes to read than the value to write and read. Dropout masks
-    are drawn again from a seed, which costs nothing. Contractions are never recomputed.
-
-    Returns:
-        Operations that read the inputs of recomputed values, for `analyze`.
-    """
-    regions = find_regions(operations)
-    outliving = set(lasting)
-    maker = {v: number for number, op in enumerate(operations) for v, _ in op.writes}
-    nbytes = {v: n for op in operations for v, n in (*op.reads, *op.writes)}
-    reads = [dict(op.reads) for op in operations]
-    users: dict[int, set[int]] = {}
-    for number, operation in enumerate(operations):
-        for v, _ in operation.reads:
-            users.setdefault(v, set()).add(number)
-
-    def leaves(v: int) -> bool:
-        if v in outliving or v not in maker:
-            return True
-        return any(regions[u] != regions[maker[v]] for u in users.get(v, ()))
-
-    def origins(v: int) -> set[int] | None:
-        """Return values in memory from which `v` can be recomputed; None if it cannot be."""
-        operation = operations[maker[v]]
-        if not fusible(operation.call):
-            return None
-        drawn = short_name(operation.call) in ("native_dropout", "bernoulli")
-        if drawn and v != operation.writes[0][0]:
-            return set()
-        sources: set[int] = set()
-        for source, _ in operation.reads:
-            stored = source not in maker or not fusible(operations[maker[source]].call)
-            parts = {source} if stored or (leaves(source) and source != v) else origins(source)
-            if parts is None:
-                return None
-            sources |= parts
-        return sources
-
-    for v in sorted(maker, key=lambda value: -nbytes[value]):
-        home = regions[maker[v]]
-        others = [u for u in users.get(v, ()) if regions[u] != home]
-        if v in outliving or not others or not fusible(operations[maker[v]].call):
-            continue
-        parts = origins(v)
-        if parts is None or not all(fusible(operations[u].call) for u in others):
-            continue
-        gain = nbytes[v]
-        for region in {regions[u] for u in others}:
-            present = {s for n, r in enumerate(reads) if regions[n] == region for s in r}
-            gain += nbytes[v] - sum(nbytes[s] for s in parts - present)
-        if gain <= 0:
-            continue
-        for u in others:
-            del reads[u][v]
-            reads[u].update({s: nbytes[s] for s in parts})
-            users[v].remove(u)
-            for s in parts:
-                users.setdefault(s, set()).add(u)
-    return [
-        replace(op, reads=tuple(read.items())) for op, read in zip(operations, reads, strict=True)
-    ]
-
-
 def _arithmetic(call: Call) -> int:
     if operator_class(call) is not OperatorClass.CONTRACTION:
         return map_operations(call)
@@ -290,5 +223,4 @@ __all__ = [
     "iteration_size",
     "movement",
     "operations_of",
-    "with_recomputation",
 ]

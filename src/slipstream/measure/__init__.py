@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     )
     from slipstream.measure.revisions import Revisions
     from slipstream.measure.runner import ArmFailedError, RunPlan, run
-    from slipstream.measure.wire import count_bytes
 
 _HOMES = {
     "arms": ("Arm", "CallableArm", "CommandArm", "WorkerArm", "timed"),
@@ -40,7 +39,6 @@ _HOMES = {
     "records": ("Claim", "Environment", "Experiment", "ExperimentSettings", "Verdict"),
     "revisions": ("Revisions",),
     "runner": ("ArmFailedError", "RunPlan", "run"),
-    "wire": ("count_bytes",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -60,7 +58,6 @@ __all__ = [
     "Verdict",
     "WorkerArm",
     "compare",
-    "count_bytes",
     "detectable",
     "memory_phase",
     "peak_memory",

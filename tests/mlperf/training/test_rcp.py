@@ -11,8 +11,9 @@ import pytest
 
 from slipstream.mlperf.training import compare
 from slipstream.mlperf.training.curve import BatchCurve
-from slipstream.mlperf.training.rcp import Outcome, Point, Reference, official_json
+from slipstream.mlperf.training.rcp import Outcome, Point, Reference
 from slipstream.mlperf.training.tasks import load
+from slipstream_bench.systems.train import official_json
 
 RULES = {
     128: [16, 14, 16, 17, 16, 16, 15, 16, 15, 16],

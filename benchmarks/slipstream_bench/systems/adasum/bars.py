@@ -16,11 +16,12 @@ import torch
 from slipstream.measure.memory import resettable
 from slipstream.ranks import Netlab, why_no_netlab
 from slipstream.techniques.distributed.adasum import kernels
-from slipstream.techniques.distributed.adasum.rule import adasum_of, weights
+from slipstream.techniques.distributed.adasum.rule import weights
 from slipstream_bench.harness import Paired, guarded, one_thread, paired, times_s
 from slipstream_bench.lab import MBIT, Turn, Where, arms_on_ranks, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.adasum import rank, training
+from slipstream_bench.systems.adasum.reference import adasum_of
 
 _NUMBERS = 25_000_000
 # The rate that four links carry here without using the ranks' cores.

@@ -1,4 +1,4 @@
-"""What the bench of this room runs in child processes: samples, failures, allocations, ranks."""
+"""Functions of the measure bench in child processes: samples, failures, allocations, ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _rounds = 0
 
 
 def sample(fault: str = "", at: int = 0) -> dict[str, float]:
-    """A short sample; from the `at`-th call on it raises, hangs, ends, or has another shape."""
+    """Take a short sample; from the `at`-th call on it raises, hangs, exits, or changes shape."""
     global _calls
     _calls += 1
     if fault and _calls >= at:
@@ -33,13 +33,13 @@ def sample(fault: str = "", at: int = 0) -> dict[str, float]:
 
 
 def draw_luck(spread: float) -> None:
-    """What this process is stuck with: how much work its steps are, as a lognormal draw."""
+    """Draw this process's amount of work per step from a lognormal distribution."""
     global _rounds
     _rounds = round(20_000 * math.exp(random.SystemRandom().gauss(0, spread)))
 
 
 def lucky_sample() -> dict[str, float]:
-    """A step of as much work as this process has drawn."""
+    """Take a step with the amount of work that this process has drawn."""
     return timed(lambda: sum(range(_rounds)))
 
 
@@ -57,7 +57,7 @@ def allocate_in_phases(library: str, megabytes: list[int]) -> None:
 
 
 def warm_allocator(library: str) -> None:
-    """Import `library` and let it allocate once, so that only the arrays count afterwards."""
+    """Import `library` and allocate once, so that only the arrays count afterwards."""
     _allocator(library)(1)
 
 
@@ -72,7 +72,7 @@ def _allocator(library: str) -> Callable[[int], object]:
 
 
 def environment_id(torch_flag: bool = False) -> dict[str, Any]:
-    """The captured environment of this process, by id and facts."""
+    """Return the captured environment of this process, by id and facts."""
     import torch
 
     from slipstream.measure.environment import capture
@@ -84,7 +84,7 @@ def environment_id(torch_flag: bool = False) -> dict[str, Any]:
 
 
 def recorded_run(path: str) -> None:
-    """A run without end that records itself and prints each block's number."""
+    """Run and record without end, and print each block's number."""
     from slipstream.measure.arms import CallableArm
     from slipstream.measure.records import Environment, ExperimentSettings
     from slipstream.measure.runner import Progress, RunPlan, run
@@ -106,20 +106,20 @@ def recorded_run(path: str) -> None:
 
 
 def rest() -> None:
-    """Five milliseconds of nothing."""
+    """Sleep for five milliseconds."""
     time.sleep(0.005)
 
 
 def all_reduce(elements: int) -> dict[str, float]:
-    """In a rank: payload counted of an all-reduce over gloo, and what its interface carried."""
+    """Run an all-reduce on a rank; return its payload and the bytes on the interface."""
     import torch
     import torch.distributed as dist
 
-    from slipstream.measure.wire import count_bytes
     from slipstream_bench.lab import own_interface
+    from slipstream_bench.payload import count_bytes
 
     tensor = torch.ones(elements)
-    dist.all_reduce(tensor[:8].clone())  # connections are made on first use
+    dist.all_reduce(tensor[:8].clone())  # opens the connections
     dist.barrier()
     counter = own_interface()
     with count_bytes() as traffic:

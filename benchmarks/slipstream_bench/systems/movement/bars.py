@@ -1,4 +1,4 @@
-"""``slipstream bench movement``: bytes exact to the byte, what regions save, and honest limits."""
+"""``slipstream bench movement``: exact bytes, savings of regions, and valid limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from slipstream.durations.movement import (
     analyze,
     find_regions,
     movement,
-    with_recomputation,
 )
 from slipstream.durations.peaks import peaks_of, probes
 from slipstream.graph import Graph
@@ -22,21 +21,22 @@ from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
 from slipstream_bench.systems.lines.bars import models_in
 from slipstream_bench.systems.movement.counted import cases
 from slipstream_bench.systems.movement.layers import LayerBytes, traced_layer
+from slipstream_bench.systems.movement.recomputation import with_recomputation
 
 _BATCH, _LENGTH, _WIDTH, _HEADS = 8, 512, 1024, 16
 _SIZE = f"BERT-large layer, {_BATCH} x {_LENGTH}, 2-byte numbers, 1-byte masks"
 _MEASURED = 50
-# Noise of a micro-benchmark; what is faster than the limit by more is a wrong limit.
+# Noise of a micro-benchmark; an operator that beats the limit by more shows a wrong limit.
 _ABOVE = 1.05
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench; quick and full are the same, two minutes."""
+    """Yield the rows; quick and full are the same, two minutes."""
     bar = "operators whose bytes equal counted loads and stores"
     if options.wants(bar):
         every = cases()
-        agree = sum(one.agrees() for one in every)
-        detail = "loops that note every address and compute what torch computes"
+        agree = sum(case.agrees() for case in every)
+        detail = "loops that record every address and compute the same as torch"
         unit = f"of {len(every)}"
         yield at_least(bar, agree, len(every), unit, n=len(every), detail=detail)
     yield from _layer_rows(options)
@@ -54,35 +54,35 @@ def _layer_rows(options: BenchOptions) -> Iterator[Bar]:
     options.progress("tracing a layer")
     layer = traced_layer(_BATCH, _LENGTH, _WIDTH, _HEADS)
     plain, fused = layer.rows(fused=False), layer.rows(fused=True)
-    moved, needed = _bytes(plain), sum(one.needed_bytes for one in fused)
+    moved, needed = _bytes(plain), sum(row.needed_bytes for row in fused)
     if options.wants(names[0]):
-        told, hand = _by_class(plain), _formula()
-        detail = ", ".join(f"{kind.value} {told[kind] / 1e6:.1f} MB" for kind in hand)
-        differing = sum(abs(told[kind] - hand[kind]) for kind in hand)
+        traced, hand = _by_class(plain), _formula()
+        detail = ", ".join(f"{kind.value} {traced[kind] / 1e6:.1f} MB" for kind in hand)
+        differing = sum(abs(traced[kind] - hand[kind]) for kind in hand)
         yield at_most(names[0], differing, 0, "bytes", n=len(plain), detail=f"{_SIZE}: {detail}")
     detail = f"{_SIZE}: {moved / 1e6:.0f} MB by operators, {{:.0f}} MB in {{}} regions"
-    count = len({one.region for one in fused})
+    count = len({row.region for row in fused})
     if options.wants(names[1]):
         yield at_least(names[1], 100 * (1 - needed / moved), 27, "%",
                        detail=detail.format(needed / 1e6, count))  # fmt: skip
     if options.wants(names[2]):
-        bits = sum(one.needed_bytes for one in layer.with_mask_bits().rows(fused=True))
+        bits = sum(row.needed_bytes for row in layer.with_mask_bits().rows(fused=True))
         yield at_least(names[2], 100 * (1 - bits / moved), 31, "%",
                        detail=detail.format(bits / 1e6, count))  # fmt: skip
     if options.wants(names[3]):
         again = with_recomputation(layer.operations, layer.lasting)
         rows = analyze(again, layer.lasting, find_regions(layer.operations))
-        fewest = sum(one.needed_bytes for one in rows)
+        fewest = sum(row.needed_bytes for row in rows)
         yield at_least(names[3], 100 * (1 - fewest / moved), 35, "%",
                        detail=detail.format(fewest / 1e6, count)
-                       + "; masks drawn again, the probabilities made again")  # fmt: skip
+                       + "; masks drawn again, probabilities computed again")  # fmt: skip
     yield from _shares(options, names[4:], plain)
 
 
 def _shares(options: BenchOptions, names: tuple[str, ...], rows: list[Moved]) -> Iterator[Bar]:
-    total = sum(one.operations for one in rows)
+    total = sum(row.operations for row in rows)
     shares = {
-        kind: 100 * sum(one.operations for one in rows if one.kind is kind) / total
+        kind: 100 * sum(row.operations for row in rows if row.kind is kind) / total
         for kind in OperatorClass
     }
     if options.wants(names[0]):
@@ -95,7 +95,7 @@ def _shares(options: BenchOptions, names: tuple[str, ...], rows: list[Moved]) ->
 
 
 def _formula() -> dict[OperatorClass, int]:
-    """Bytes of the layer's step by class, written down by hand from its definition."""
+    """Return bytes of the layer's step by class, derived by hand from its definition."""
     n, d, h, two = _BATCH * _LENGTH, _WIDTH, 4 * _WIDTH, 2
     x, hidden = n * d * two, n * h * two
     square, up = d * d * two, d * h * two
@@ -121,13 +121,13 @@ def _formula() -> dict[OperatorClass, int]:
 
 def _by_class(rows: list[Moved]) -> Counter[OperatorClass]:
     found: Counter[OperatorClass] = Counter()
-    for one in rows:
-        found[one.kind] += one.moved_bytes
+    for row in rows:
+        found[row.kind] += row.moved_bytes
     return found
 
 
 def _bytes(rows: list[Moved]) -> int:
-    return sum(one.moved_bytes for one in rows)
+    return sum(row.moved_bytes for row in rows)
 
 
 def _recorded_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -142,8 +142,8 @@ def _recorded_rows(options: BenchOptions) -> Iterator[Bar]:
         graph = ss.profile(f"{models_in(folder)}:language_model")
     rows = movement(graph)
     if options.wants(attributed):
-        told = sum(one.moved_bytes for one in rows if _attributed(graph, one))
-        share = 100 * told / _bytes(rows)
+        attributed_bytes = sum(row.moved_bytes for row in rows if _attributed(graph, row))
+        share = 100 * attributed_bytes / _bytes(rows)
         yield at_least(attributed, share, 100, "%", n=len(rows),
                        detail=f"language_model: {_bytes(rows) / 1e6:.0f} MB of a step")  # fmt: skip
     if options.wants(honest):
@@ -151,27 +151,27 @@ def _recorded_rows(options: BenchOptions) -> Iterator[Bar]:
         yield _honest(honest, graph, rows)
 
 
-def _attributed(graph: Graph, one: Moved) -> bool:
-    task = graph.task(one.task)
+def _attributed(graph: Graph, row: Moved) -> bool:
+    task = graph.task(row.task)
     return bool(task.source) and task.phase.name != "OTHER"
 
 
 def _honest(bar: str, graph: Graph, rows: list[Moved]) -> Bar:
     durations = Durations()
-    calls = {graph.task(one.task).known_call.key: one for one in rows if one.moved_bytes > 1 << 16}
+    calls = {graph.task(row.task).known_call.key: row for row in rows if row.moved_bytes > 1 << 16}
     chosen = list(calls.values())[:_MEASURED]
     dtypes = frozenset({"float32"})
-    durations.measure([*probes(dtypes), *(graph.task(one.task).known_call for one in chosen)])
+    durations.measure([*probes(dtypes), *(graph.task(row.task).known_call for row in chosen)])
     limits = peaks_of(durations, dtypes)
     assert limits is not None
     above, judged = [], 0
-    for one in chosen:
-        call = graph.task(one.task).known_call
+    for row in chosen:
+        call = graph.task(row.task).known_call
         answer = durations.lookup(call)
         if answer is None:
             continue
         judged += 1
-        if limits.min_ns(one, call) > _ABOVE * answer.nanoseconds:
+        if limits.min_ns(row, call) > _ABOVE * answer.nanoseconds:
             above.append(call.name)
     detail = f"of {judged}; " + (", ".join(above) or "the nearest are below it")
     return at_most(bar, len(above), 0, "operators", n=judged, detail=detail)

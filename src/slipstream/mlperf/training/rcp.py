@@ -16,7 +16,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 
@@ -187,13 +186,3 @@ def _between(lower: Point, upper: Point, batch: int) -> Point:
         batch, lower.mean + share * (upper.mean - lower.mean),
         lower.deviation + share * (upper.deviation - lower.deviation), min(lower.runs, upper.runs),
     )  # fmt: skip
-
-
-def official_json(task: str, runs: Mapping[int, Sequence[float]]) -> dict[str, Any]:
-    """Return the points in the JSON format of the official package."""
-    return {
-        f"{task}_{batch}": {
-            "Benchmark": task, "BS": batch, "Hyperparams": {}, "Epochs to converge": list(epochs),
-        }
-        for batch, epochs in runs.items()
-    }  # fmt: skip

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer, average_buffers
     from slipstream.techniques.distributed.adasum.rule import (
         adasum_benefit,
-        adasum_of,
         orthogonality,
     )
     from slipstream.techniques.distributed.collectives.scatter import all_gather, reduce_scatter
@@ -72,7 +71,6 @@ _LATE = {
     "adasum_all_reduce": "adasum.hook",
     "adasum_benefit": "adasum.rule",
     "adasum_hook": "adasum.hook",
-    "adasum_of": "adasum.rule",
     "all_gather": "collectives.scatter",
     "average_buffers": "adasum.optimizer",
     "compress": "compression.hook",
@@ -106,7 +104,6 @@ __all__ = [
     "adasum_all_reduce",
     "adasum_benefit",
     "adasum_hook",
-    "adasum_of",
     "all_gather",
     "average_buffers",
     "compress",

@@ -27,63 +27,10 @@ import numpy as np
 from slipstream.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    import torch
-
     from slipstream.graph import GradientNoise, Statistics
 
 # A squared norm below this fraction of its terms is rounding error, and the vector is zero.
 _ROUNDING = 1e-13
-
-
-def adasum_of(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Compute Adasum of any number of vectors by its definition, in float64: the reference.
-
-    Args:
-        vectors: floating-point tensors of the same shape, one per worker; each a whole layer.
-
-    Returns:
-        A tensor of their shape and dtype.
-
-    Raises:
-        InvalidArgumentError: `vectors` is empty, or they differ in shape or dtype, or are not
-            floating-point.
-    """
-    import torch
-
-    if not len(vectors):
-        raise InvalidArgumentError(
-            "vectors", "the list is empty", remedy="pass at least one vector"
-        )
-    first = vectors[0]
-    for number, vector in enumerate(vectors):
-        if not vector.is_floating_point() or vector.layout != torch.strided:
-            raise InvalidArgumentError(
-                f"vectors[{number}]", f"it is {vector.dtype}, {vector.layout}",
-                remedy="dense floating-point tensors",
-            )  # fmt: skip
-        if vector.shape != first.shape or vector.dtype != first.dtype:
-            raise InvalidArgumentError(
-                f"vectors[{number}]",
-                f"it is {vector.dtype} {list(vector.shape)}, vectors[0] {first.dtype} "
-                f"{list(first.shape)}",
-            )
-    return _tree([vector.double() for vector in vectors]).to(first.dtype)
-
-
-def _tree(vectors: list[torch.Tensor]) -> torch.Tensor:
-    if len(vectors) == 1:
-        return vectors[0]
-    left = left_of(len(vectors))
-    a, b = _tree(vectors[:left]), _tree(vectors[left:])
-    # Scale, so that squares neither overflow nor underflow.
-    scale = float(max(a.abs().max(), b.abs().max())) if a.numel() else 0.0
-    if scale == 0.0 or not np.isfinite(scale):
-        return a + b
-    a, b = a / scale, b / scale
-    ab, aa, bb = float((a * b).sum()), float((a * a).sum()), float((b * b).sum())
-    weight_a = 1.0 - ab / (2.0 * aa) if aa > 0.0 else 1.0
-    weight_b = 1.0 - ab / (2.0 * bb) if bb > 0.0 else 1.0
-    return (weight_a * a + weight_b * b) * scale
 
 
 def left_of(count: int) -> int:
