@@ -121,7 +121,6 @@ def command(
         -t ddp:workers=2 -t ddp:workers=2+powersgd:4
     """
     from slipstream import technique as techniques
-    from slipstream.units import parse_duration_ns
     from slipstream.verbs.history import history
     from slipstream.verbs.predicting import predict
     from slipstream.verbs.proving.proof import Proof
@@ -149,26 +148,7 @@ def command(
     if check_ranks(recipe, chosen, where) and not request.threads:
         # All ranks share this machine's cores, and the step is recorded as they run it.
         request = replace(request, threads=1)
-    if svg is not None:
-        need_place(svg, ".svg", option="--svg")
-    if not parse_duration_ns(budget, "--budget"):
-        raise InvalidArgumentError(
-            "--budget", "measuring needs a positive time", remedy="for example 60s, 5min"
-        )
-    if not 0 < target < 1:
-        raise InvalidArgumentError(
-            "--target", f"{target:g} is not between 0 and 1", remedy="for example 0.02 for 2 %"
-        )
-    if launches == 2:
-        raise InvalidArgumentError(
-            "--launches", "2 launches cannot show their variation", remedy="at least 3, or just 1"
-        )
-    if quality_budget is not None and not parse_duration_ns(quality_budget, "--quality-budget"):
-        raise InvalidArgumentError(
-            "--quality-budget",
-            "the quality check needs a positive time",
-            remedy="for example 3s, 1min; or --no-quality",
-        )
+    _check(budget, target, launches, quality_budget, svg)
     with progress(f"proving {recipe.name}") as report, history(store, measures=True) as past:
         shown = past.shown(request, where)
         if new := {name: parts for name, parts in chosen.items() if name not in shown}:
@@ -209,3 +189,30 @@ def _draw(path: Path, workload: str, exposed: Sequence[Exposed]) -> None:
         note(f"{path} was not drawn: no ranks exchanged data")
         return
     write_text(path, network_svg(f"{workload}: the link of rank 0", exposed))
+
+
+def _check(
+    budget: str, target: float, launches: int, quality_budget: str | None, svg: Path | None
+) -> None:
+    from slipstream.units import parse_duration_ns
+
+    if svg is not None:
+        need_place(svg, ".svg", option="--svg")
+    if not parse_duration_ns(budget, "--budget"):
+        raise InvalidArgumentError(
+            "--budget", "measuring needs a positive time", remedy="for example 60s, 5min"
+        )
+    if not 0 < target < 1:
+        raise InvalidArgumentError(
+            "--target", f"{target:g} is not between 0 and 1", remedy="for example 0.02 for 2 %"
+        )
+    if launches == 2:
+        raise InvalidArgumentError(
+            "--launches", "2 launches cannot show their variation", remedy="at least 3, or just 1"
+        )
+    if quality_budget is not None and not parse_duration_ns(quality_budget, "--quality-budget"):
+        raise InvalidArgumentError(
+            "--quality-budget",
+            "the quality check needs a positive time",
+            remedy="for example 3s, 1min; or --no-quality",
+        )

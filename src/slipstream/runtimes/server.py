@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from slipstream.errors import MissingExtraError
 from slipstream.runtimes import protocol
 from slipstream.runtimes.batching import Batcher, BatchPolicy
 from slipstream.runtimes.runtime import Array, ModelError, Runtime, TensorSpec
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 DEFAULT_PORT = 8500
 _MAX_BODY = 256 << 20
@@ -158,27 +162,23 @@ def _settle(pending: _Pending, answer: list[Array] | Exception) -> None:
 
 def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: float) -> Any:
     from starlette.applications import Starlette
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    names = [spec.name for spec in server.model.outputs]
     hosts = {f"{name}:{server.port}" for name in (loopback.HOST, "localhost")}
-
-    def refusal(status: int, what: str, **headers: str) -> Response:
-        return JSONResponse({"error": what[:_MAX_MESSAGE]}, status, headers)
 
     def rejected(request: Request) -> Response | None:
         """Reject other host names, browser pages, and requests without the key."""
         if request.headers.get("host") not in hosts or "origin" in request.headers:
-            return refusal(403, "only programs on this machine may send requests")
+            return _refusal(403, "only programs on this machine may send requests")
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         key = key or request.query_params.get("key", "")
         if not loopback.same_key(key, server.key):
-            return refusal(401, "the key is missing or wrong: use the printed address")
+            return _refusal(401, "the key is missing or wrong: use the printed address")
         name = request.path_params.get("name", server.model.name)
         if name != server.model.name:
-            return refusal(404, f"there is no model '{name}', only '{server.model.name}'")
+            return _refusal(404, f"there is no model '{name}', only '{server.model.name}'")
         return None
 
     async def metadata(request: Request) -> Response:
@@ -197,10 +197,10 @@ def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: fl
         if (response := rejected(request)) is not None:
             return response
         try:
-            body = await read(request)
+            body = await _read(request)
             if body is None:
                 what = f"the body is larger than {_MAX_BODY >> 20} MiB"
-                return refusal(413, what, connection="close")
+                return _refusal(413, what, connection="close")
             length = request.headers.get(protocol.LENGTH)
             tensors = protocol.decode("inputs", body, length)
             pending = _Pending(
@@ -208,52 +208,27 @@ def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: fl
                 asyncio.get_running_loop().create_future(),
             )
         except (ModelError, ClientDisconnect) as error:
-            return refusal(400, str(error))
+            return _refusal(400, str(error))
         if not batcher.put(pending):
             server.refused += 1
-            return refusal(503, "too many requests are waiting", **{"retry-after": "1"})
+            return _refusal(503, "too many requests are waiting", **{"retry-after": "1"})
         deadline = asyncio.get_running_loop().call_later(deadline_s, pending.expire)
         try:
             outputs = await pending.answer
-            answer = answered(outputs, binary=length is not None)
+            answer = _response(server.model, outputs, binary=length is not None)
         except TimeoutError:
             server.refused += 1
-            return refusal(503, "the request waited too long", **{"retry-after": "1"})
+            return _refusal(503, "the request waited too long", **{"retry-after": "1"})
         except asyncio.CancelledError:
             pending.expire()
-            return refusal(503, "the server is shutting down")
+            return _refusal(503, "the server is shutting down")
         except Exception as error:
             server.failed += 1
-            return refusal(500, str(error))
+            return _refusal(500, str(error))
         finally:
             deadline.cancel()
         server.answered += 1
         return answer
-
-    async def read(request: Request) -> bytearray | None:
-        """Read the body; None if it is too large, also for chunked bodies without a length."""
-        body, size = bytearray(), int(request.headers.get("content-length") or 0)
-        if size <= _MAX_BODY:
-            async for part in request.stream():
-                body += part
-                if len(body) > _MAX_BODY:
-                    return None
-        return body if size <= _MAX_BODY else None
-
-    def answered(outputs: list[Array], *, binary: bool) -> Response:
-        listed = names or [f"output_{n}" for n in range(len(outputs))]
-        if binary:
-            body, header = protocol.encode(
-                "outputs", list(zip(listed, outputs, strict=True)), model_name=server.model.name
-            )
-            return Response(body, headers={protocol.LENGTH: str(header)})
-        for name, array in zip(listed, outputs, strict=True):
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                return refusal(
-                    400, f"'{name}' has NaN or infinity for these inputs, which JSON cannot "
-                    "represent; the binary form of the protocol can",
-                )  # fmt: skip
-        return JSONResponse({"model_name": server.model.name, "outputs": _as_json(listed, outputs)})
 
     @contextlib.asynccontextmanager
     async def lifespan(application: Any) -> AsyncIterator[None]:
@@ -270,6 +245,41 @@ def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: fl
     )
     application.router.redirect_slashes = False
     return application
+
+
+def _refusal(status: int, what: str, **headers: str) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": what[:_MAX_MESSAGE]}, status, headers)
+
+
+async def _read(request: Request) -> bytearray | None:
+    """Read the body; None if it is too large, also for chunked bodies without a length."""
+    body, size = bytearray(), int(request.headers.get("content-length") or 0)
+    if size <= _MAX_BODY:
+        async for part in request.stream():
+            body += part
+            if len(body) > _MAX_BODY:
+                return None
+    return body if size <= _MAX_BODY else None
+
+
+def _response(model: Runtime, outputs: list[Array], *, binary: bool) -> Response:
+    from starlette.responses import JSONResponse, Response
+
+    names = [spec.name for spec in model.outputs] or [f"output_{n}" for n in range(len(outputs))]
+    if binary:
+        body, header = protocol.encode(
+            "outputs", list(zip(names, outputs, strict=True)), model_name=model.name
+        )
+        return Response(body, headers={protocol.LENGTH: str(header)})
+    for name, array in zip(names, outputs, strict=True):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return _refusal(
+                400, f"'{name}' has NaN or infinity for these inputs, which JSON cannot "
+                "represent; the binary form of the protocol can",
+            )  # fmt: skip
+    return JSONResponse({"model_name": model.name, "outputs": _as_json(names, outputs)})
 
 
 def _as_json(names: Sequence[str], outputs: Sequence[Array]) -> list[dict[str, Any]]:
