@@ -1,9 +1,9 @@
-"""Rows of ``slipstream bench lowbit`` about predictions of layers and models not fitted to.
+"""Rows of ``slipstream bench lowbit`` on predictions of layers and models outside the fit.
 
-Speed-ups are over float32, predicted and measured, one thread, CPU time. Layers are
-those of well-known networks, with bits drawn at random; none of the calibration is among them.
-Networks go the way of ``slipstream prove``: recorded, predicted, converted, measured. Each case is
-a row of its own, so that a run goes on where it was stopped; what all of them say rests on these.
+Speed-ups are over float32, predicted and measured, on one thread in CPU time. Layers are those of
+well-known networks, with randomly drawn bits; none is in the calibration. Networks are recorded,
+predicted, converted and measured, as in ``slipstream prove``. Each case is a separate row, so that
+a run resumes where it was stopped; the summary rows depend on them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NAMES = (
     "predictions: faster or slower than 8 bits, said right",
     "predictions: faster or slower than torch's own 8 bits, said right",
 )
-# Within a few percent neither is faster.
+# Within a few percent neither counts as faster.
 _EVEN = 0.05
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One prediction and what came of it, in seconds."""
+    """A prediction and the measurement, in seconds."""
 
     name: str
     float_: float
@@ -53,23 +53,23 @@ class _Case:
 
     @property
     def error(self) -> float:
-        """Of the speed-up over float32, relative."""
+        """Relative error of the speed-up over float32."""
         predicted = self.predicted_float / self.predicted_lowbit
         return predicted / (self.float_ / self.lowbit) - 1
 
     @property
     def judged(self) -> bool:
-        """Whether one of the two is faster at all."""
+        """Whether low-bit and 8-bit times differ enough to order them."""
         return abs(math.log(self.eight / self.lowbit)) > _EVEN
 
     @property
     def right(self) -> bool:
-        """Whether the faster was said to be so."""
+        """Whether the faster one was predicted."""
         return (self.eight > self.lowbit) == (self.predicted_eight > self.predicted_lowbit)
 
     @property
     def right_of_torch(self) -> bool | None:
-        """As `right`, of torch's own int8; None where neither is faster, or it was not run."""
+        """`right` for torch's own int8; None if neither is faster, or it was not run."""
         if self.torch is None or self.predicted_torch is None:
             return None
         if abs(math.log(self.torch / self.lowbit)) <= _EVEN:
@@ -77,7 +77,7 @@ class _Case:
         return (self.torch > self.lowbit) == (self.predicted_torch > self.predicted_lowbit)
 
     def row(self) -> Bar:
-        """Its error in percent; it holds when the faster was named, and is not judged if even."""
+        """Return a row of the error in percent, which holds if the faster one was predicted."""
         detail = (
             f"error of the speed-up over float32, predicted "
             f"{self.predicted_float / self.predicted_lowbit:.2f}x, measured "
@@ -97,7 +97,7 @@ class _Case:
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """A row a case; then the error of predicted speed-ups, and how often the faster was named.
+    """Yield a row per case, then the error of speed-ups, and how often the faster was predicted.
 
     Quick takes three networks and nine layers; full seven, and 23 layers.
     """
@@ -129,7 +129,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     for name, every in zip(_NAMES[1:], verdicts, strict=True):
         if not options.wants(name):
             continue
-        judged = [one for one in every if one is not None]
+        judged = [verdict for verdict in every if verdict is not None]
         if not judged:
             yield not_judged(name, "%", ">= 95", "no case differs, or none was measured")
             continue
@@ -141,7 +141,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 def _planned(
     options: BenchOptions,
 ) -> tuple[dict[str, tuple[LayerShape, tuple[int, int]]], dict[str, Callable[[], Any]]]:
-    """Layers and networks of a run, by the names of their cases."""
+    """Return the layers and networks of a run, by the names of their cases."""
     from slipstream_bench.systems.lowbit.networks import NETWORKS
 
     layers = unseen_layers(_CASES - len(NETWORKS) if options.full else 9)
@@ -163,23 +163,23 @@ def _cases(
 
     durations = Durations(threads=1)
 
-    def measure(asked: Iterable[Call]) -> None:
-        durations.measure(asked, lambda line: options.progress(_CASE + line))
+    def measure(calls: Iterable[Call]) -> None:
+        durations.measure(calls, lambda line: options.progress(_CASE + line))
 
-    wanted = {name: one for name, one in layers.items() if options.wants(_CASE + name)}
-    pairs = sorted({(8, 8), *(bits for _, bits in wanted.values())})
-    if wanted:
+    selected = {name: layer for name, layer in layers.items() if options.wants(_CASE + name)}
+    pairs = sorted({(8, 8), *(bits for _, bits in selected.values())})
+    if selected:
         measure(call for bits in pairs for call in required_timings(*bits))
-        measure(_torch_call(layer) for layer, _ in wanted.values())
-    for name, (layer, bits) in wanted.items():
+        measure(_torch_call(layer) for layer, _ in selected.values())
+    for name, (layer, bits) in selected.items():
         options.progress(_CASE + name)
-        cost, other = (Costs.fitted(durations, *one) for one in (bits, (8, 8)))
+        cost, other = (Costs.fitted(durations, *widths) for widths in (bits, (8, 8)))
         if cost is None or other is None:
-            yield not_judged(_CASE + name, "%", "", "a layer it is fitted to cannot be measured")
+            yield not_judged(_CASE + name, "%", "", "a layer of the fit cannot be measured")
             continue
         float_, eight, lowbit, torch = _measured_layer(layer, bits)
         theirs = durations.lookup(_torch_call(layer))
-        # What float32 takes is no prediction: the recorded step says it.
+        # The float32 time is not predicted, since the recorded step contains it.
         yield _Case(
             name, float_, eight, lowbit, float_, other.nanoseconds(layer) / 1e9,
             cost.nanoseconds(layer) / 1e9, torch, theirs.nanoseconds / 1e9 if theirs else None,
@@ -191,24 +191,24 @@ def _cases(
 
 
 def unseen_layers(count: int) -> list[tuple[LayerShape, tuple[int, int]]]:
-    """Layers of well-known networks that costs are not fitted to, with bits drawn at random."""
+    """Return layers of well-known networks outside the fit, with randomly drawn bits."""
     import torch
     from torch import nn
 
     from slipstream.techniques.lowbit.cost import CALIBRATED, LayerShape, linear
-    from slipstream.techniques.lowbit.layer import is_depthwise, why_kept
+    from slipstream.techniques.lowbit.layer import is_depthwise, why_unsupported
     from slipstream.techniques.lowbit.nn import padding_of
     from slipstream_bench.systems.lowbit.networks import NETWORKS, SIZE
 
-    # Of a transformer of width 768 on 128 tokens, and of a recurrent network.
+    # Layers of a transformer of width 768 on 128 tokens, and of a recurrent network.
     found = [
         linear(128, 768, 768), linear(128, 3072, 768), linear(128, 768, 3072),
         linear(1, 4096, 1024), linear(4, 2048, 512),
     ]  # fmt: skip
 
     def note(module: Any, args: Any, output: Any) -> None:
-        # Depthwise ones have costs and bits of their own; a network shows what these are worth.
-        if why_kept(module) is not None or is_depthwise(module):
+        # Depthwise layers have other costs and bits; a network shows whether these are right.
+        if why_unsupported(module) is not None or is_depthwise(module):
             return
         x = args[0]
         if isinstance(module, nn.Linear):
@@ -234,7 +234,7 @@ def unseen_layers(count: int) -> list[tuple[LayerShape, tuple[int, int]]]:
 
 
 def _torch_call(layer: LayerShape) -> Call:
-    """The layer in torch's own int8, from floats."""
+    """Return the call of the layer in torch's own int8, from floats."""
     from slipstream.techniques.lowbit.timing import torch_layer_call
 
     images, height, width, channels = layer.image
@@ -246,7 +246,7 @@ def _torch_call(layer: LayerShape) -> Call:
 
 
 def _measured_layer(layer: LayerShape, bits: tuple[int, int]) -> tuple[float, ...]:
-    """Seconds of the layer in float32, in 8 bits, in `bits`, in torch's own int8; with Python."""
+    """Time the layer in float32, 8 bits, `bits` and torch's int8, in seconds, with Python."""
     from slipstream.techniques.lowbit.timing import float_layer, timer
 
     module, x = float_layer(layer.call(*bits))
@@ -267,7 +267,7 @@ def _network(
     measure: Callable[[Iterable[Call]], None],
     blocks: int,
 ) -> _Case:
-    """A network in three bits and in eight, as the technique predicts and as it makes it."""
+    """Predict and measure a network in three bits and in eight."""
     import torch
 
     from slipstream.capture import CaptureSettings, capture
@@ -308,4 +308,4 @@ def _network(
 
 
 def _never(graph: Any) -> NoReturn:
-    raise AssertionError("a workload of live objects is no script")
+    raise AssertionError("a workload of live objects is not a script")
