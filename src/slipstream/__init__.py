@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         lowbit,
         lowrank,
         quadratic,
+        recursive,
         scan,
     )
     from slipstream.verbs.advising import advise
@@ -73,6 +74,7 @@ _PACKAGES = {
     "nn": "slipstream.nn",
     "quadratic": "slipstream.techniques.quadratic",
     "quant": "slipstream.quant",
+    "recursive": "slipstream.techniques.recursive",
     "ranks": "slipstream.ranks",
     "search": "slipstream.search",
     "ship": "slipstream.ship",
@@ -116,6 +118,7 @@ __all__ = [
     "quadratic",
     "quant",
     "ranks",
+    "recursive",
     "scan",
     "search",
     "ship",

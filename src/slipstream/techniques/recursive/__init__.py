@@ -7,6 +7,20 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
+    from slipstream.techniques.recursive.cells import (
+        Cell,
+        ChildSumTreeLSTM,
+        DAGRNN,
+        MVRNN,
+        SequenceGRU,
+        SequenceLSTM,
+        SimpleTreeGRU,
+        TreeFC,
+        TreeGRU,
+        TreeLSTM,
+        TreeNode,
+        TreeRNN,
+    )
     from slipstream.techniques.recursive.net import Passes, RecursiveNet, RecursiveOutput, compile
     from slipstream.techniques.recursive.structures import (
         Linearized,
@@ -18,6 +32,20 @@ if TYPE_CHECKING:
     from slipstream.techniques.recursive.traced import RecursiveModelError
 
 _HOMES = {
+    "cells": (
+        "Cell",
+        "ChildSumTreeLSTM",
+        "DAGRNN",
+        "MVRNN",
+        "SequenceGRU",
+        "SequenceLSTM",
+        "SimpleTreeGRU",
+        "TreeFC",
+        "TreeGRU",
+        "TreeLSTM",
+        "TreeNode",
+        "TreeRNN",
+    ),
     "net": ("Passes", "RecursiveNet", "RecursiveOutput", "compile"),
     "structures": ("Linearized", "Linearizer", "StructureError", "Structures", "nested"),
     "traced": ("RecursiveModelError",),
@@ -25,8 +53,28 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Linearized", "Linearizer", "Passes", "RecursiveModelError", "RecursiveNet", "RecursiveOutput",
-    "StructureError", "Structures", "compile", "nested",
-]  # fmt: skip
+    "Cell",
+    "ChildSumTreeLSTM",
+    "DAGRNN",
+    "Linearized",
+    "Linearizer",
+    "MVRNN",
+    "Passes",
+    "RecursiveModelError",
+    "RecursiveNet",
+    "RecursiveOutput",
+    "SequenceGRU",
+    "SequenceLSTM",
+    "SimpleTreeGRU",
+    "StructureError",
+    "Structures",
+    "TreeFC",
+    "TreeGRU",
+    "TreeLSTM",
+    "TreeNode",
+    "TreeRNN",
+    "compile",
+    "nested",
+]
 
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

@@ -153,8 +153,6 @@ def vocabulary(lowered: Lowered, weights: Weights) -> int | None:
         name = getattr(node.target, "_opname", "")
         if name == "select" and any(isinstance(a, Word) for a in arguments):
             sizes.append(arguments[0].meta["val"].shape[arguments[1]])
-        elif name == "embedding":
-            sizes.append(arguments[0].meta["val"].shape[0])
-        elif name == "index":
+        elif name == "embedding" or name == "index":
             sizes.append(arguments[0].meta["val"].shape[0])
     return min(sizes, default=None)

@@ -75,7 +75,7 @@ def native_reader(shapes: Sequence[Shape]) -> Callable[[Sequence[Any]], Structur
         status, error = 0, None
         try:
             status = read(ctypes.byref(arguments))
-        except Exception as raised:  # noqa: BLE001 - of the caller's attributes
+        except Exception as raised:
             error = raised
         nodes: list[Any] = []
         if arguments.nodes:

@@ -111,7 +111,7 @@ def compile(
     method: str = "forward",
     weights: torch.dtype | None = None,
     workers: int | None = None,
-    passes: Passes = Passes(),  # noqa: B008
+    passes: Passes = Passes(),
 ) -> RecursiveNet:
     """Compile a model that recurses over trees or acyclic graphs.
 
@@ -187,7 +187,7 @@ class RecursiveNet:
 
     def __init__(
         self, model: nn.Module, method: str = "forward", half: bool = False,
-        workers: int | None = None, passes: Passes = Passes(),  # noqa: B008
+        workers: int | None = None, passes: Passes = Passes(),
     ) -> None:  # fmt: skip
         self.model, self.passes = model, passes
         self._half, self._workers = half, workers
@@ -399,6 +399,15 @@ class RecursiveNet:
         if self._generated is None:
             self._generated = self._generate()
         tensors = self._weights.current()
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
+            raise RecursiveModelError(
+                "compiled recursive models have no gradients yet",
+                remedy="call it under torch.no_grad(), or train the model itself",
+            )
+        if any(t.device.type != "cpu" for t in tensors.values()):
+            raise RecursiveModelError(
+                "the model is not on the CPU", remedy="move it there: kernels are C++"
+            )
         states = self._infer(linearized, self._generated, tensors)
         shapes = self._tracer.states
         shaped = tuple(state.view(-1, *shape) for state, shape in zip(states, shapes, strict=True))

@@ -226,9 +226,9 @@ class _Staging:
             product = self._products.get(load.buffer)
             if isinstance(product, Product):
                 levels.append(self._level_of(load.buffer))
-            elif product is not None:
-                levels.append(self._level_of(load.buffer) + 1)
-            elif load.buffer in self._temporaries and self._level_of(load.buffer) > 0:
+            elif product is not None or (
+                load.buffer in self._temporaries and self._level_of(load.buffer) > 0
+            ):
                 levels.append(self._level_of(load.buffer) + 1)
         return max(levels)
 
@@ -237,7 +237,7 @@ class _Staging:
     ) -> Expr:
         """Replace the parts of a value that an earlier stage computes by stored temporaries."""
         own = self._of(value)
-        if own == 0 or isinstance(value, Load) and not self._in_registers(value):
+        if own == 0 or (isinstance(value, Load) and not self._in_registers(value)):
             return value
         if own < level:
             if (value, length) not in self._added:

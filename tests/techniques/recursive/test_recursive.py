@@ -1,0 +1,190 @@
+"""Compiled recursive models compute what their eager recursion computes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slipstream.codegen import why_no_compiler
+from slipstream.native import library
+from slipstream.techniques import recursive
+from slipstream.techniques.recursive import cells
+from slipstream.techniques.recursive.structures import linearize
+
+pytestmark = pytest.mark.skipif(
+    library() is None or why_no_compiler() is not None, reason="needs compiled code"
+)
+WORDS, HIDDEN = 20, 20
+
+
+def tree(rng: random.Random, leaves: int, most: int) -> cells.TreeNode:
+    if leaves == 1:
+        return cells.TreeNode(word=rng.randrange(WORDS))
+    count = min(most if most == 2 else rng.randint(2, most), leaves)
+    cuts = [0, *sorted(rng.sample(range(1, leaves), count - 1)), leaves]
+    parts = [end - first for first, end in zip(cuts, cuts[1:], strict=False)]
+    return cells.TreeNode([tree(rng, part, most) for part in parts])
+
+
+def chain(rng: random.Random, steps: int) -> cells.TreeNode:
+    node = cells.TreeNode(word=rng.randrange(WORDS))
+    for _ in range(steps):
+        node = cells.TreeNode([node], rng.randrange(WORDS))
+    return node
+
+
+def grid(rng: random.Random, side: int) -> cells.TreeNode:
+    nodes: dict[tuple[int, int], cells.TreeNode] = {}
+    for i in range(side):
+        for j in range(side):
+            before = [nodes[at] for at in ((i - 1, j), (i, j - 1)) if at in nodes]
+            nodes[i, j] = cells.TreeNode(before, rng.randrange(WORDS))
+    return nodes[side - 1, side - 1]
+
+
+MAKERS: dict[str, tuple[Any, Any]] = {
+    "TreeFC": (cells.TreeFC, lambda rng: tree(rng, rng.randint(1, 12), 2)),
+    "TreeRNN": (cells.TreeRNN, lambda rng: tree(rng, rng.randint(1, 12), 2)),
+    "TreeLSTM": (cells.TreeLSTM, lambda rng: tree(rng, rng.randint(1, 12), 2)),
+    "ChildSumTreeLSTM": (cells.ChildSumTreeLSTM, lambda rng: tree(rng, rng.randint(1, 12), 4)),
+    "TreeGRU": (cells.TreeGRU, lambda rng: tree(rng, rng.randint(1, 12), 3)),
+    "SimpleTreeGRU": (cells.SimpleTreeGRU, lambda rng: tree(rng, rng.randint(1, 12), 2)),
+    "MVRNN": (cells.MVRNN, lambda rng: tree(rng, rng.randint(1, 12), 2)),
+    "DAGRNN": (cells.DAGRNN, lambda rng: grid(rng, rng.randint(1, 6))),
+    "SequenceLSTM": (cells.SequenceLSTM, lambda rng: chain(rng, rng.randint(0, 9))),
+    "SequenceGRU": (cells.SequenceGRU, lambda rng: chain(rng, rng.randint(0, 9))),
+}
+
+
+def worst(model: cells.Cell, net: Any, trees: list[cells.TreeNode]) -> float:
+    """Largest difference of any node's states, relative to at least 1."""
+    output, memo = net(trees), {}
+
+    def eager(node: cells.TreeNode) -> Any:
+        if id(node) not in memo:
+            children = [eager(child) for child in node.children]
+            states = model.internal(children, node.word) if children else model.leaf(node.word)
+            memo[id(node)] = states
+        return memo[id(node)]
+
+    difference = 0.0
+    for root in trees:
+        eager(root)
+    for number, node in enumerate(output.linearized.structures.objects):
+        for ours, theirs in zip(output.of(number), eager(node), strict=True):
+            scale = max(1.0, float(theirs.abs().max()))
+            difference = max(difference, float((ours - theirs).abs().max()) / scale)
+    return difference
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_states_equal_eager_recursion(name: str) -> None:
+    torch.manual_seed(0)
+    make, structure = MAKERS[name]
+    rng = random.Random(1)
+    model, trees = make(WORDS, HIDDEN), [structure(rng) for _ in range(12)]
+    with torch.no_grad():
+        assert worst(model, recursive.compile(model, trees[:4]), trees) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"passes": recursive.Passes(**{name: False})}
+          for name in ("specialize", "hoist", "fuse", "persist", "batch")),
+        {"workers": 2},
+    ],
+)  # fmt: skip
+def test_every_pass_can_be_switched_off(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, rng = cells.TreeLSTM(WORDS, HIDDEN), random.Random(2)
+    trees = [tree(rng, 9, 2) for _ in range(5)]
+    with torch.no_grad():
+        assert worst(model, recursive.compile(model, trees, **options), trees) <= 1e-5
+
+
+@pytest.mark.parametrize(("make", "per_level"), [(cells.TreeLSTM, 1), (cells.TreeGRU, 2)])
+def test_a_request_is_one_launch_with_a_barrier_per_chained_product(
+    make: Any, per_level: int
+) -> None:
+    model, rng = make(WORDS, HIDDEN), random.Random(3)
+    trees = [tree(rng, 12, 2) for _ in range(3)]
+    net = recursive.compile(model, trees)
+    with torch.no_grad():
+        levels = net(trees).linearized.levels
+    assert (net.launches, net.barriers) == (1, per_level * (levels - 1))
+
+
+def test_weights_changed_in_place_are_packed_again() -> None:
+    model, rng = cells.TreeLSTM(WORDS, HIDDEN), random.Random(4)
+    trees = [tree(rng, 6, 2)]
+    net = recursive.compile(model, trees)
+    with torch.no_grad():
+        net(trees)
+        model.joined.weight.mul_(0.5)
+        model.embedding.weight.add_(0.1)
+        assert worst(model, net, trees) <= 1e-5
+
+
+def test_a_long_chain_needs_no_recursion() -> None:
+    model = cells.SequenceGRU(WORDS, HIDDEN)
+    with torch.no_grad():
+        net = recursive.compile(model, [chain(random.Random(5), 3)])
+        assert net([chain(random.Random(6), 50_000)]).linearized.levels == 50_001
+
+
+def test_shared_nodes_of_a_dag_are_computed_once() -> None:
+    node = cells.TreeNode(word=1)
+    for _ in range(40):
+        node = cells.TreeNode([node, node])
+    model = cells.TreeFC(WORDS, HIDDEN)
+    with torch.no_grad():
+        assert recursive.compile(model, [node])([node]).linearized.nodes == 41
+
+
+def test_bad_structures_and_models_are_refused() -> None:
+    model = cells.TreeFC(WORDS, HIDDEN)
+    good = cells.TreeNode([cells.TreeNode(word=1), cells.TreeNode(word=2)])
+    net = recursive.compile(model, [good])
+    with pytest.raises(recursive.RecursiveModelError, match="no gradients"):
+        net([good])
+    cyclic = cells.TreeNode([cells.TreeNode(word=1), cells.TreeNode(word=2)])
+    cyclic.children = (cyclic, good)
+    with torch.no_grad():
+        with pytest.raises(recursive.StructureError, match="its own descendant"):
+            net([cyclic])
+        with pytest.raises(recursive.StructureError, match="not in 0 to 19"):
+            net([cells.TreeNode(word=WORDS)])
+        assert len(net([]).states[0]) == 0
+    with pytest.raises(recursive.StructureError, match="not all in 0 to 1"):
+        linearize(recursive.Structures.of([0, 0, 1], [7], [0, 0], [1]))
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(WORDS, HIDDEN)
+
+        def forward(self, node: Any) -> torch.Tensor:
+            if not node.children:
+                return self.embedding.weight[node.word]
+            state: torch.Tensor = self(node.children[0])
+            return -state if state.sum() > 0 else state
+
+    with pytest.raises(recursive.RecursiveModelError, match="value of a tensor") as error:
+        recursive.compile(Branching(), [good])
+    assert "test_recursive.py" in str(error.value.where)
+
+
+def test_children_have_larger_numbers_than_their_parents() -> None:
+    rng = np.random.default_rng(0)
+    children = [[]] + [rng.integers(0, n, rng.integers(0, 4)).tolist() for n in range(1, 200)]
+    offset = np.cumsum([0, *map(len, children)])
+    order = linearize(recursive.Structures.of(offset, sum(children, []), np.zeros(200)))
+    numbers = np.broadcast_to(np.arange(200), order.child_of.shape)
+    assert (order.child_of > numbers)[order.child_of >= 0].all()
+    assert sorted(order.place) == list(range(200))
