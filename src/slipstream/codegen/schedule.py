@@ -418,6 +418,12 @@ class Tree:
                 )
             if into.tile or other.tile:
                 raise ScheduleError("a tiled nest cannot be fused", remedy="fuse before tiling")
+            one, two = (
+                {self.program.axis[axis].extent for axis in loop.axes.values()}
+                for loop in (into, other)
+            )
+            if one != two:
+                raise ScheduleError(f"the loops have extents {one} and {two}")
             del siblings[place + 1]
             for number in other.statements():
                 self.domains[number].substitute(other.name, Index(((into.name, 1),)))
@@ -435,6 +441,12 @@ class Tree:
 
     def _reverse(self, step: Reverse) -> None:
         loop = self.loop(step.statement, step.axis)
+        if self.program.axis[step.axis].kind == "reduce":
+            # gcc 12.2 vectorises some sums over decreasing addresses wrongly.
+            raise ScheduleError(
+                f"'{step.axis}' is a reduce axis, whose iterations commute",
+                remedy="leave out the reversal",
+            )
         extent = self.program.axis[step.axis].extent
         last = Index((), extent - 1) if isinstance(extent, int) else Index(((extent.name, 1),), -1)
         value = Index((*last.terms, (loop.name, -1)), last.offset)
