@@ -1,0 +1,1 @@
+"""Schedules of affine loops, chosen by a learned cost model and verified by execution."""
