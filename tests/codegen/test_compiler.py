@@ -61,8 +61,8 @@ def test_what_does_not_compile_shows_what_the_compiler_said() -> None:
 
 @needed
 def test_another_source_flag_or_version_has_another_key() -> None:
-    one = compiler()
-    keys = {one.key(SOURCE), one.key(SOURCE + " "), one.key(SOURCE, ["-DX"])}
+    found = compiler()
+    keys = {found.key(SOURCE), found.key(SOURCE + " "), found.key(SOURCE, ["-DX"])}
     assert len(keys) == 3
 
 

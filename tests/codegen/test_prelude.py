@@ -1,4 +1,4 @@
-"""Functions that generated code computes itself, beside torch's in double precision."""
+"""Functions of the prelude equal torch's in double precision."""
 
 from __future__ import annotations
 

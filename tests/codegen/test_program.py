@@ -69,10 +69,10 @@ def test_terms_of_an_absent_child_disappear() -> None:
     state = apply("add", apply("mul", gate, left), apply("mul", gate, right))
     absent = Const(0.0, absent=True)
     assert substituted(state, {left: absent, right: absent}) == Const(0.0, absent=True)
-    kept = substituted(state, {right: absent})
-    assert kept == apply("mul", apply("sigmoid", left), left)
+    folded = substituted(state, {right: absent})
+    assert folded == apply("mul", apply("sigmoid", left), left)
     # A 0 that is a value stays a factor, since the other one may be infinite.
-    assert substituted(state, {right: Const(0.0)}) != kept
+    assert substituted(state, {right: Const(0.0)}) != folded
 
 
 def test_programs_and_schedules_survive_json() -> None:
@@ -86,7 +86,7 @@ def test_programs_and_schedules_survive_json() -> None:
         assert Schedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
 
 
-def one(**changes: object) -> Program:
+def program_with(**changes: object) -> Program:
     """A program of one statement with some of its parts replaced."""
     a, out = Buffer("a", (8,)), Buffer("out", (8,), role="out")
     parts = {
@@ -115,7 +115,7 @@ def test_broken_programs_are_refused_with_the_place(
     changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message) as caught:
-        one(**changes)
+        program_with(**changes)
     assert caught.value.where == f"statement 0 (of {changes.get('target', 'out')})"
 
 

@@ -186,7 +186,11 @@ def test_capacity_for_changes_grows_if_needed() -> None:
         ({"nbytes": [np.inf]}, InvalidArgumentError, "flows.nbytes: task 0 has inf"),
         ({"weight": [0.0]}, InvalidArgumentError, "task 0 has weight 0"),
         ({"path_link": [1]}, InvalidArgumentError, "hop 0 names link 1, of 1"),
-        ({"path_offset": [0, 2], "path_link": [0, 0]}, InvalidArgumentError, "a link twice: link 0"),
+        (
+            {"path_offset": [0, 2], "path_link": [0, 0]},
+            InvalidArgumentError,
+            "a link twice: link 0",
+        ),
         ({"path_offset": [0, 0], "path_link": []}, InvalidArgumentError, "no path"),
         ({"path_offset": [0, 2]}, InvalidArgumentError, "path_offset: .* 0 to 1"),
     ],

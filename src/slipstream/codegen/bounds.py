@@ -138,9 +138,9 @@ def _bound(constraint: Index, name: str) -> Bound:
 
 def _prune(bounds: list[Bound], ranges: Ranges, *, least: bool) -> list[Bound]:
     """Drop bounds that another one implies wherever the outer iterators are in their ranges."""
-    kept = list(dict.fromkeys(bounds))
-    for bound in list(kept):
-        for other in kept:
+    retained = list(dict.fromkeys(bounds))
+    for bound in list(retained):
+        for other in retained:
             if other is bound or other.divisor != 1 or bound.divisor != 1:
                 continue
             difference = Index(
@@ -149,6 +149,6 @@ def _prune(bounds: list[Bound], ranges: Ranges, *, least: bool) -> list[Bound]:
             )
             low, high = value_range(difference, ranges)
             if (least and low >= 0) or (not least and high <= 0):
-                kept.remove(bound)
+                retained.remove(bound)
                 break
-    return kept
+    return retained

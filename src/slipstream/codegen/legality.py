@@ -121,9 +121,9 @@ def dependences(program: Program) -> tuple[Dependence, ...]:
             if first is not None and second is not None and len(first) != len(second):
                 first, second = (a.index,), (b.index,)
             found[Dependence(source, sink, a.buffer, first, second)] = None
-    kept = tuple(d for d in found if _pairs(program, d) is not None)
-    _check_free(program, kept)
-    return kept
+    possible = tuple(d for d in found if _pairs(program, d) is not None)
+    _check_free(program, possible)
+    return possible
 
 
 def _indices(buffer: Buffer, access: Load, extents: dict[str, int]) -> tuple[Index, ...] | None:

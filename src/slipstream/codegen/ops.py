@@ -144,9 +144,9 @@ def folded(
     """
     if (name in ("mul", "keep") and absent) or (name == "div" and 0 in absent):
         return 0.0
-    known = [value for value in arguments if value is not None]
-    if len(known) == len(arguments):
-        return float(OPS[name].fold(*known))
+    constants = [value for value in arguments if value is not None]
+    if len(constants) == len(arguments):
+        return float(OPS[name].fold(*constants))
     first, second = arguments[0], arguments[-1]
     if name == "add" and (first == 0 or second == 0):
         return Argument(1 if first == 0 else 0)

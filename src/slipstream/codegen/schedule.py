@@ -418,12 +418,12 @@ class Tree:
                 )
             if into.tile or other.tile:
                 raise ScheduleError("a tiled nest cannot be fused", remedy="fuse before tiling")
-            one, two = (
+            extents, other_extents = (
                 {self.program.axis[axis].extent for axis in loop.axes.values()}
                 for loop in (into, other)
             )
-            if one != two:
-                raise ScheduleError(f"the loops have extents {one} and {two}")
+            if extents != other_extents:
+                raise ScheduleError(f"the loops have extents {extents} and {other_extents}")
             del siblings[place + 1]
             for number in other.statements():
                 self.domains[number].substitute(other.name, Index(((into.name, 1),)))
@@ -435,9 +435,9 @@ class Tree:
         band = self._band(step.statement, (step.first, step.second))
         body, last = band[0], band[-1]
         for attribute in ("name", "axes", "unroll", "vector", "parallel"):
-            one, two = getattr(body, attribute), getattr(last, attribute)
-            setattr(body, attribute, two)
-            setattr(last, attribute, one)
+            first, second = getattr(body, attribute), getattr(last, attribute)
+            setattr(body, attribute, second)
+            setattr(last, attribute, first)
 
     def _reverse(self, step: Reverse) -> None:
         loop = self.loop(step.statement, step.axis)

@@ -1,8 +1,8 @@
 """Worker team for generated C++: threads that run one function together and meet at barriers.
 
-``run_team(workers, body, argument, &team)`` calls ``body(argument, worker)`` on each worker, the caller
-being worker 0, and returns when all have returned. ``meet(team)`` is a barrier. Both wait for a
-bounded time in a loop, then in the kernel (futex), so that an oversubscribed machine makes progress.
+``run_team(workers, body, argument, &team)`` calls ``body(argument, worker)`` on each worker, the
+caller being worker 0, and returns when all have returned. ``meet(team)`` is a barrier. Both wait
+for a bounded time in a loop and then in a futex, so that an oversubscribed machine makes progress.
 Threads start at the first use; a forked child starts its own.
 """
 
@@ -58,8 +58,8 @@ inline void meet(Team* team) {
 
 struct alignas(64) Start { int word; };
 
-// One team per library; whoever finds it busy works alone. Each worker has a word of its own to
-// start on, so that a run cannot be joined late or twice.
+// One team per library; a caller that finds it busy runs as a team of one. Each worker waits on a
+// separate word, so that it cannot join a run late or twice.
 pthread_mutex_t team_lock = PTHREAD_MUTEX_INITIALIZER;
 Team shared_team;
 Start start[kMaxWorkers];

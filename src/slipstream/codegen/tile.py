@@ -80,7 +80,7 @@ INLINE void multiply(vec (&sum)[R][G], const real* const* x, const pair16* panel
 
 @dataclass(frozen=True)
 class TileShape:
-    """How a product is cut into tiles.
+    """Tiles of a matmul.
 
     Attributes:
         lanes: elements of a vector.
@@ -151,7 +151,7 @@ def pack(
         return aligned(np.ascontiguousarray(panels))
     bits = np.ascontiguousarray(panels, np.float32).view(np.uint32)
     # Round to nearest, ties to even, as torch does.
-    bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    bits = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint32)
     return aligned(np.ascontiguousarray(bits[:, 0::2] | bits[:, 1::2] << 16))
 
 

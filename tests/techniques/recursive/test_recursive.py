@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -27,7 +28,7 @@ def tree(rng: random.Random, leaves: int, most: int) -> cells.TreeNode:
         return cells.TreeNode(word=rng.randrange(WORDS))
     count = min(most if most == 2 else rng.randint(2, most), leaves)
     cuts = [0, *sorted(rng.sample(range(1, leaves), count - 1)), leaves]
-    parts = [end - first for first, end in zip(cuts, cuts[1:], strict=False)]
+    parts = [end - first for first, end in itertools.pairwise(cuts)]
     return cells.TreeNode([tree(rng, part, most) for part in parts])
 
 
@@ -184,7 +185,9 @@ def test_children_have_larger_numbers_than_their_parents() -> None:
     rng = np.random.default_rng(0)
     children = [[]] + [rng.integers(0, n, rng.integers(0, 4)).tolist() for n in range(1, 200)]
     offset = np.cumsum([0, *map(len, children)])
-    order = linearize(recursive.Structures.of(offset, sum(children, []), np.zeros(200)))
+    order = linearize(
+        recursive.Structures.of(offset, list(itertools.chain(*children)), np.zeros(200))
+    )
     numbers = np.broadcast_to(np.arange(200), order.child_of.shape)
     assert (order.child_of > numbers)[order.child_of >= 0].all()
     assert sorted(order.place) == list(range(200))

@@ -20,7 +20,7 @@ def growth_mib(run: Callable[[], object]) -> float | None:
     with contextlib.suppress(AttributeError, OSError):
         # Return free heap memory to the system, so that its reuse counts.
         ctypes.CDLL(None).malloc_trim(0)
-    before = _peak_bytes(start_anew=True)
+    before = _peak_bytes(reset=True)
     run()
     after = _peak_bytes()
     return None if before is None or after is None else (after - before) / 2**20

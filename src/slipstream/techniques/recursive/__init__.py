@@ -8,10 +8,10 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.techniques.recursive.cells import (
-        Cell,
-        ChildSumTreeLSTM,
         DAGRNN,
         MVRNN,
+        Cell,
+        ChildSumTreeLSTM,
         SequenceGRU,
         SequenceLSTM,
         SimpleTreeGRU,
@@ -53,12 +53,12 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "DAGRNN",
+    "MVRNN",
     "Cell",
     "ChildSumTreeLSTM",
-    "DAGRNN",
     "Linearized",
     "Linearizer",
-    "MVRNN",
     "Passes",
     "RecursiveModelError",
     "RecursiveNet",

@@ -39,7 +39,7 @@ class Cell(nn.Module):
         raise NotImplementedError
 
     def internal(self, children: Sequence[States], word: Any) -> States:
-        """Return the states of a node with children, given theirs; `word` is None if it has none."""
+        """Return the states of an inner node from its children's; `word` may be None."""
         raise NotImplementedError
 
     def forward(self, node: Any) -> States:

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slipstream.codegen import PRELUDE
 from slipstream.codegen.ops import OPS
@@ -57,7 +58,7 @@ class Kernel:
     """
 
     source: str = ""
-    pointers: list[tuple[object, ...]] = field(default_factory=list)
+    pointers: list[tuple[Any, ...]] = field(default_factory=list)
     scratch: int = 0
     private: int = 0
     stages: dict[int, int] = field(default_factory=dict)
@@ -468,7 +469,7 @@ class _Writer:
         if n == 1:
             (right, _), *others = product.right
             if others or by_depth != 1:
-                yield "    for (i64 i = 0; i < %d; ++i) out[i] = 0;\n" % m
+                yield f"    for (i64 i = 0; i < {m}; ++i) out[i] = 0;\n"
                 at = 0
                 for right, count in product.right:
                     yield (
@@ -476,12 +477,14 @@ class _Writer:
                         f"{right.index.offset};\n"
                         f"    for (i64 k = 0; k < {count}; ++k)\n"
                         f"      for (i64 i = 0; i < {m}; ++i)\n"
-                        f"        out[i] += left[i * {by_row} + (k + {at}) * {by_depth}] * b[k]; }}\n"
+                        f"        out[i] += left[i * {by_row} + (k + {at}) * {by_depth}] * b[k];"
+                        " }\n"
                     )
                     at += count
             else:
                 yield (
-                    f"    const real* const b = {self._base(right, 'row')} + {right.index.offset};\n"
+                    f"    const real* const b = {self._base(right, 'row')} + "
+                    f"{right.index.offset};\n"
                     f"    for (i64 i = 0; i < {m}; ++i) {{\n"
                     "      vec total = {};\n      i64 k = 0;\n"
                     f"      for (; k + kLanes <= {k}; k += kLanes) {{\n"
@@ -541,7 +544,8 @@ class _Writer:
                 f"              sum += left[(i + r) * {by_row} + (k + {first}) * {by_depth}] * "
                 f"b{number}[k * {n} + l];\n"
             )
-        yield f"            out[(i + r) * {n} + l] = sum;\n          }}\n      }}\n    }}\n  }}\n}}\n"
+        yield f"            out[(i + r) * {n} + l] = sum;\n          }}\n      }}\n"
+        yield "    }\n  }\n}\n"
 
 
 def _joined(unit: Unit) -> list[tuple[list[Product], tuple[int, ...]]]:

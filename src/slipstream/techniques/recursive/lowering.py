@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from torch.fx import Node
 
@@ -279,8 +279,8 @@ class _Lowering:
                     f"a recursive model cannot use the operator {name} on values of a node"
                     + (f": {error}" if isinstance(error, NotImplementedError) else ""),
                     where=_line(node),
-                    remedy="use elementwise operators, products with parameters, cat, chunk and sums "
-                    "over children",
+                    remedy="use elementwise operators, products with parameters, cat, chunk and "
+                    "sums over children",
                 ) from error
         elif any(source in self._of_word for source in sources) or "args" in node.meta:
             self._of_word.add(node)
@@ -489,7 +489,7 @@ class _Lowering:
         if any(node.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
             raise NotImplementedError("factors alpha or beta")
         dims = _dims(node)
-        left, right = args
+        left, right = cast("tuple[Node, Node]", tuple(args))
         left_of_node, right_of_node = left in self._values, right in self._values
         left_dims, right_dims = _matrix(left), _matrix(right)
         if name == "linear":

@@ -35,7 +35,7 @@ _Arguments = structure(
 )
 
 
-class _Unsupported(Exception):
+class _UnsupportedError(Exception):
     """Compiled code has no such test."""
 
 
@@ -48,7 +48,7 @@ def native_reader(shapes: Sequence[Shape]) -> Callable[[Sequence[Any]], Structur
     keys: list[Any] = []
     try:
         _encode(shapes, list(range(len(shapes))), 0, code, keys)
-    except _Unsupported:
+    except _UnsupportedError:
         return None
     api: Any = ctypes.pythonapi
     functions = {
@@ -108,7 +108,7 @@ def _encode(
     """Append the code that tells `chosen` shapes apart from `depth` on, and return its place."""
     first, place = shapes[chosen[0]], len(code)
     if not one_word(first) or depth > _MAX_REGISTERS:
-        raise _Unsupported
+        raise _UnsupportedError
     if len(first.observations) == depth:
         word = _register(first, first.words[0]) if first.words else -1
         children = [_register(first, access) for access in first.children]
@@ -151,7 +151,7 @@ def _test(kind: str, value: Any, keys: list[Any]) -> tuple[int, int, int]:
         return _INTEGER, 0, 0
     if kind == "type":
         return _TYPE, _key(keys, value[0]), -1 if value[1] is None else value[1]
-    raise _Unsupported
+    raise _UnsupportedError
 
 
 def _key(keys: list[Any], key: Any) -> int:
@@ -165,5 +165,5 @@ def _register(shape: Shape, access: Access) -> int:
         return 0
     depths = [known for known, _, _ in shape.observations]
     if access not in depths:
-        raise _Unsupported
+        raise _UnsupportedError
     return depths.index(access)

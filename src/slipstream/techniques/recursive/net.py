@@ -426,13 +426,13 @@ class RecursiveNet:
         child, step = linearized.child_of.ctypes.data, linearized.nodes * 4
         for place, (name, *rest) in enumerate(generated.kernel.pointers):
             if name == "state":
-                pointers[place] = states[rest[0]].data_ptr()  # type: ignore[index]
+                pointers[place] = states[rest[0]].data_ptr()
             elif name == "child":
-                pointers[place] = child + step * rest[0]  # type: ignore[operator]
+                pointers[place] = child + step * rest[0]
             elif name == "word":
                 pointers[place] = linearized.word.ctypes.data
             elif name == "table" and rest[0] in tables:
-                pointers[place] = tables[rest[0]].data_ptr()  # type: ignore[index]
+                pointers[place] = tables[rest[0]].data_ptr()
         self.barriers = self.launches = 0
         for groups in self._launches(linearized):
             self._launch(generated, groups, pointers, dtype)

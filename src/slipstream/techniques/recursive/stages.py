@@ -102,14 +102,15 @@ def with_leaf_children(lowered: Lowered, mask: int) -> Lowered:
             dropped[product.name].add(first)
     products: list[AnyProduct] = []
     empty = set()
-    for product in lowered.products:
-        if isinstance(product, Product) and product.name in dropped:
-            inputs = tuple(i for i in product.inputs if i[1] not in dropped[product.name])
-            if not inputs:
-                empty.add(product.name)
-                continue
-            product = replace(product, inputs=inputs)
-        products.append(product)
+    for any_product in lowered.products:
+        if not isinstance(any_product, Product) or any_product.name not in dropped:
+            products.append(any_product)
+            continue
+        inputs = tuple(i for i in any_product.inputs if i[1] not in dropped[any_product.name])
+        if inputs:
+            products.append(replace(any_product, inputs=inputs))
+        else:
+            empty.add(any_product.name)
 
     def rewritten(value: Expr) -> Expr:
         if isinstance(value, Apply):
@@ -176,7 +177,7 @@ class _Staging:
         known = {t.value: row(t.name, t.width, t.offset) for t in private}
         while pending:
             target, value, length = pending.pop(0)
-            value = substituted(value, known)  # type: ignore[arg-type]
+            value = substituted(value, known)
             level = max(self._of(value), 1)
             value = self._split(value, level, length, pending)
             self._outputs[level].append((target, value, length))

@@ -86,7 +86,7 @@ class Structures:
     def of(
         cls, offset: Any, child: Any, word: Any, roots: Any = None, kind: Any = None
     ) -> Structures:
-        """Return structures from sequences of integers; by default, roots are nodes without parents.
+        """Return structures from integers; by default, roots are the nodes without parents.
 
         Raises:
             InvalidArgumentError: the lengths do not fit.
@@ -253,7 +253,8 @@ def linearize(
         groups = np.empty((capacity, 5), np.int32)
         kind = structures.kind
         arguments = _Arguments(
-            nodes=nodes, slots=slots, kinds=max(len(tabled) - 1, 1), mask_slots=mask_slots, reserved=0,
+            nodes=nodes, slots=slots, kinds=max(len(tabled) - 1, 1), mask_slots=mask_slots,
+            reserved=0,
             offset=structures.offset.ctypes.data, child=structures.child.ctypes.data,
             kind=None if kind is None else kind.ctypes.data, tabled=tabled.ctypes.data,
             place=place.ctypes.data, child_of=child_of.ctypes.data, groups=groups.ctypes.data,
