@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slipstream.codegen import CompileError, compiler, load, why_no_compiler
@@ -51,6 +53,26 @@ def test_what_others_may_write_to_is_never_loaded() -> None:
     folder_of._loaded.clear()
     with pytest.raises(CompileError, match="writable by others"):
         load(SOURCE)
+
+
+def _ends(pid: int) -> bool:
+    """Wait for a process to end; it may stay a zombie until its new parent waits for it."""
+    for _ in range(300):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_time_out_also_ends_the_compilers_children(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"sleep 60 & echo $! > {pid}; wait"
+    with pytest.raises(CompileError, match="did not finish"):
+        folder_of._run(["sh", "-c", script], "sh", 2.0)
+    assert _ends(int(pid.read_text()))
 
 
 @needed

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.child.descendants import end_group
 from slipstream.errors import SlipstreamError
 from slipstream.files import replacing
 from slipstream.native import cpu_features
@@ -89,21 +90,28 @@ def _features() -> frozenset[str]:
 
 def _run(arguments: Sequence[str], name: str, timeout_s: float) -> str:
     try:
-        completed = subprocess.run(
-            arguments, capture_output=True, text=True, errors="replace", timeout=timeout_s,
-            env={**os.environ, "LC_ALL": "C"}, check=False, stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            text=True, errors="replace", env={**os.environ, "LC_ALL": "C"}, start_new_session=True,
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise CompileError(
-            f"{name} did not finish within {timeout_s:.0f} s",
-            remedy="try again when the machine is less busy",
-        ) from None
     except OSError as error:
         raise CompileError(f"{name} cannot be run: {error.strerror or error}") from error
-    if completed.returncode:
-        message = (completed.stderr or completed.stdout).strip()[:_MAX_MESSAGE_CHARS]
-        raise CompileError(f"{name} failed with exit code {completed.returncode}:\n{message}")
-    return completed.stdout
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            # The driver's children, such as cc1plus, would continue without it.
+            end_group(process.pid)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise CompileError(
+                f"{name} did not finish within {timeout_s:.0f} s",
+                remedy="try again when the machine is less busy",
+            ) from None
+    if process.returncode:
+        message = (errors or output).strip()[:_MAX_MESSAGE_CHARS]
+        raise CompileError(f"{name} failed with exit code {process.returncode}:\n{message}")
+    return output
 
 
 @functools.cache
