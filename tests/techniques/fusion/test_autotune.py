@@ -62,7 +62,7 @@ def test_kernels_that_make_the_step_faster_stay() -> None:
     x = torch.randn(800, 512, requires_grad=True)
     _compiled(Noisy(), backend)(x).sum().backward()
     assert not backend.reasons
-    assert all(one.regions for one in backend.passes)
+    assert all(traced.regions for traced in backend.passes)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_kernels_that_win_apart_and_lose_within_the_step_are_declined() -> None:
     model, x = Noisy(), torch.randn(800, 512, requires_grad=True)
     call = _compiled(model, backend)
     call(x).sum().backward()
-    assert all(one.regions for one in backend.passes), "each by itself was faster"
+    assert all(traced.regions for traced in backend.passes), "each kernel alone was faster"
     assert "too little" in backend.reasons[-1]
     # What is declined is torch's own again: also its random numbers.
     torch.manual_seed(7)
@@ -105,9 +105,9 @@ def test_kernels_that_win_apart_and_lose_within_the_step_are_declined() -> None:
 def test_every_kernel_is_run_beside_its_operators_before_it_is_used() -> None:
     backend = FusionBackend(inductor=False)
     _compiled(Noisy(), backend)(torch.randn(800, 512, requires_grad=True)).sum().backward()
-    for one in backend.passes:
-        assert not one.comparison.wrong
-        assert 0 < max(one.comparison.differences.values()) < 1e-5
+    for traced in backend.passes:
+        assert not traced.comparison.wrong
+        assert 0 < max(traced.comparison.differences.values()) < 1e-5
 
 
 def test_kernels_with_other_numbers_are_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +129,10 @@ def test_choosing_leaves_no_trace() -> None:
     model, x = nn.Sequential(*layers), torch.randn(256, 64)
     twin, state = copy.deepcopy(model), torch.get_rng_state()
     model[0].weight.register_hook(lambda gradient: calls.append(1))
-    for tuned, one in ((True, model), (False, twin)):
+    for tuned, candidate in ((True, model), (False, twin)):
         torch.set_rng_state(state)
         backend = FusionBackend(tuned=tuned, inductor=False)
-        call = _compiled(one, backend)
+        call = _compiled(candidate, backend)
         checkpoint(lambda x, call=call: call(x), x, use_reentrant=False).sum().backward()
         if tuned:
             assert not backend.reasons

@@ -1,4 +1,4 @@
-"""Kernels that are timed in one batch are compiled in one go."""
+"""Kernels that are timed in one batch are compiled together."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def test_a_batch_of_kernels_is_one_source(compiled: list[str]) -> None:
-    calls = [one.call for one in recorded_regions(graph_of(gated))]
+    calls = [region.call for region in recorded_regions(graph_of(gated))]
     assert len(calls) > 1
-    told = microbenchmark.run([call.to_json() for call in calls], 1)
-    assert all(one["nanoseconds"] > 0 for one in told)
+    answers = microbenchmark.run([call.to_json() for call in calls], 1)
+    assert all(answer["nanoseconds"] > 0 for answer in answers)
     assert len(compiled) == 1
 
 
 def test_one_that_has_no_loops_leaves_the_others_theirs(compiled: list[str]) -> None:
-    calls = [one.call for one in recorded_regions(graph_of(gated))]
+    calls = [region.call for region in recorded_regions(graph_of(gated))]
     broken = Call(calls[0].op, ("[[],[]]", ()), ())
-    told = microbenchmark.run([call.to_json() for call in (*calls, broken)], 1)
-    assert all(one["nanoseconds"] > 0 for one in told[:-1])
-    assert "error" in told[-1]
+    answers = microbenchmark.run([call.to_json() for call in (*calls, broken)], 1)
+    assert all(answer["nanoseconds"] > 0 for answer in answers[:-1])
+    assert "error" in answers[-1]
     assert len(compiled) == len(calls)

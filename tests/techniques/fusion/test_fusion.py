@@ -45,8 +45,8 @@ class Kernels(KnownDurations):
 
     def __init__(self, graph: Graph, share: float) -> None:
         self._known = {
-            one.call.key: share * float(graph.tasks.duration_ns[list(one.tasks)].sum())
-            for one in recorded_regions(graph)
+            region.call.key: share * float(graph.tasks.duration_ns[list(region.tasks)].sum())
+            for region in recorded_regions(graph)
         }
 
     def lookup(self, call: Call) -> Answer | None:
@@ -98,7 +98,7 @@ def both(
 def test_outputs_and_gradients_are_those_of_autograd(dtype: torch.dtype, close: float) -> None:
     backend = FusionBackend(tuned=False)
     plain, fused = both(Layer().to(dtype), torch.randn(4, 64, 64, dtype=dtype), backend)
-    assert sum(one.regions for one in backend.passes) >= 5
+    assert sum(traced.regions for traced in backend.passes) >= 5
     for ours, theirs in zip(fused, plain, strict=True):
         assert (ours - theirs).abs().max() <= close * theirs.abs().max()
 
@@ -139,7 +139,7 @@ def test_what_is_no_number_stays_none_in_a_maximum() -> None:
     x.requires_grad_()
     backend = FusionBackend(tuned=False)
     made = torch.compile(Scaled(), backend=backend, dynamic=False)(x)
-    assert sum(one.regions for one in backend.passes) >= 1
+    assert sum(traced.regions for traced in backend.passes) >= 1
     assert torch.equal(made.nan_to_num(7), Scaled()(x).nan_to_num(7))
 
 
@@ -263,7 +263,7 @@ def test_parts_of_rows_are_taken_and_put_together_as_by_torch(
     plain, fused = both(model(), torch.randn(4, 40, 128, dtype=dtype), backend)
     for ours, theirs in zip(fused, plain, strict=True):
         assert torch.allclose(ours, theirs, rtol=close, atol=close)
-    names = [node.name for one in backend.passes for node in one.fused.graph.nodes]
+    names = [node.name for traced in backend.passes for node in traced.fused.graph.nodes]
     assert any("cat" in name for name in names) is (model is Joined)
 
 
@@ -272,9 +272,9 @@ def test_a_norm_of_the_root_mean_square_is_one_kernel_forward_and_one_backward()
     plain, fused = both(nn.RMSNorm(96), torch.randn(4, 32, 96), backend)
     for ours, theirs in zip(fused, plain, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
-    assert [one.regions for one in backend.passes] == [1, 1]
-    called = {n.name.partition("_")[0] for one in backend.passes for n in one.fused.graph.nodes
-              if n.op == "call_function"}  # fmt: skip
+    assert [traced.regions for traced in backend.passes] == [1, 1]
+    nodes = [node for traced in backend.passes for node in traced.fused.graph.nodes]
+    called = {node.name.partition("_")[0] for node in nodes if node.op == "call_function"}
     assert called <= {"getitem", "view"}
 
 
@@ -348,14 +348,16 @@ def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> No
     graph = profile(workload, warmup=1, steps=3, threads=1)
     regions = recorded_regions(graph)
     assert len(regions) >= 5
-    assert any("aten::bernoulli_" in [graph.task(t).name for t in one.tasks] for one in regions)
-    for one in regions:
-        again = region_of(one.call).nest
+    assert any(
+        "aten::bernoulli_" in [graph.task(t).name for t in region.tasks] for region in regions
+    )
+    for region in regions:
+        again = region_of(region.call).nest
         assert (tuple(again.inputs), tuple(again.outputs)) == (
-            one.call.arguments[1],
-            one.call.outputs,
+            region.call.arguments[1],
+            region.call.outputs,
         )
-    tasks = [task for one in regions for task in one.tasks]
+    tasks = [task for region in regions for task in region.tasks]
     assert len(tasks) == len(set(tasks))
     # What the step would not keep is not predicted either.
     for share, kept in ((0.0, True), (0.97, False)):
@@ -396,7 +398,9 @@ def test_a_step_that_another_technique_has_edited_can_be_looked_at() -> None:
     """Copies that amp puts in tell no operands; nothing is fused across them."""
     (amp,), graph = parse("amp:bf16"), captured("transformer")
     edited = amp.predict(graph, Context(Untimed()))  # type: ignore[arg-type]
-    assert {t for one in recorded_regions(edited) for t in one.tasks} < set(range(len(edited)))
+    assert {t for region in recorded_regions(edited) for t in region.tasks} < set(
+        range(len(edited))
+    )
 
 
 def test_a_step_of_small_operators_says_why_not() -> None:

@@ -46,7 +46,7 @@ def test_kernels_on_a_device_are_torchs(require: Require) -> None:
     torch._dynamo.reset()
     backend = FusionBackend(tuned=False)
     plain, fused = both(Layer().cuda(), torch.randn(4, 64, 64, device="cuda"), backend)
-    assert sum(one.regions for one in backend.passes) >= 5
+    assert sum(traced.regions for traced in backend.passes) >= 5
     for ours, theirs in zip(fused, plain, strict=True):
         assert (ours - theirs).abs().max() <= 1e-3 * theirs.abs().max()
 

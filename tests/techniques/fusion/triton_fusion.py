@@ -1,4 +1,4 @@
-"""Run by test_fusion_triton.py in a process of its own, interpreted: regions beside torch."""
+"""Run by test_fusion_triton.py in a separate process, interpreted: regions equal torch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_those_of_autograd(dtype: torch.dtype, close: 
     model, x = Layer().to(dtype), torch.randn(2, 64, 64, dtype=dtype)
     plain, fused = both(model, x, backend)
     assert not backend.reasons
-    assert sum(one.regions for one in backend.passes) >= 5
+    assert sum(traced.regions for traced in backend.passes) >= 5
     for ours, theirs in zip(fused, plain, strict=True):
         assert (ours - theirs).abs().max() <= close * theirs.abs().max()
 
@@ -65,7 +65,7 @@ def test_outputs_and_gradients_are_those_of_autograd(dtype: torch.dtype, close: 
 def test_functions_equal_torchs(name: str) -> None:
     backend = untuned()
     plain, fused = both(Mapped(MAPS[name]), torch.randn(8, 20, 50), backend)
-    assert sum(one.regions for one in backend.passes) >= 1
+    assert sum(traced.regions for traced in backend.passes) >= 1
     for ours, theirs in zip(fused, plain, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
 
@@ -118,7 +118,7 @@ def test_what_is_infinite_and_masked_stays_what_it_is_in_torch() -> None:
 def test_parts_of_rows_and_numbers_of_rows_are_torchs(model: Callable[[], nn.Module]) -> None:
     backend = untuned()
     plain, fused = both(model(), torch.randn(4, 40, 128), backend)
-    assert sum(one.regions for one in backend.passes) >= 2
+    assert sum(traced.regions for traced in backend.passes) >= 2
     for ours, theirs in zip(fused, plain, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
 
@@ -152,7 +152,7 @@ def converted(region: Region, dtype: str) -> Region:
 
     def told(nest: Nest) -> Nest:
         specs = [
-            [one.as_dtype(dtype) if "float" in one.dtype else one for one in some]
+            [spec.as_dtype(dtype) if "float" in spec.dtype else spec for spec in some]
             for some in (nest.inputs, nest.outputs)
         ]
         return replace(nest, inputs=specs[0], outputs=specs[1])
@@ -163,11 +163,11 @@ def converted(region: Region, dtype: str) -> Region:
 def given_to(region: Region) -> list[torch.Tensor]:
     """Numbers that any region can take."""
     return [
-        torch.empty_strided(one.shape, one.strides, dtype=getattr(torch, one.dtype)).copy_(
-            torch.rand(one.shape) + 0.1 if "float" in one.dtype
-            else torch.randint(0, 2, one.shape)
+        torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype)).copy_(
+            torch.rand(spec.shape) + 0.1 if "float" in spec.dtype
+            else torch.randint(0, 2, spec.shape)
         )
-        for one in region.nest.inputs
+        for spec in region.nest.inputs
     ]  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def test_half_precision_is_the_same_rounded_once(dtype: str) -> None:
     for region in regions_of(Layer(0.1), torch.randn(2, 64, 64)):
         half = converted(region, dtype)
         given = given_to(half)
-        exact = [one.float() if one.is_floating_point() else one for one in given]
+        exact = [x.float() if x.is_floating_point() else x for x in given]
         pairs = zip(
             triton_kernels([half.nest])[0](*given),
             cpp_kernels([region.nest])[0](*exact),

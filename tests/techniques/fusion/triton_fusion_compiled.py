@@ -1,4 +1,4 @@
-"""Run by test_fusion_triton.py in a process of its own: machine code for a device, without one."""
+"""Run by test_fusion_triton.py in a separate process: machine code for a device, without one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_there_is_machine_code_of_every_region(dtype: torch.dtype, long: bool) -
     )
     needs = machine_code(regions_of(model.to(dtype), x.to(dtype)))
     assert len(needs) >= (1 if long else 5)
-    for one in needs:
-        assert one.get("trouble", "") == ""
-        assert one["spilled_bytes"] == 0
-        assert one["code_bytes"] > 1000
+    for need in needs:
+        assert need.get("trouble", "") == ""
+        assert need["spilled_bytes"] == 0
+        assert need["code_bytes"] > 1000
