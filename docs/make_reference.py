@@ -34,6 +34,7 @@ MODULES = (
     "slipstream.techniques.lowrank",
     "slipstream.techniques.scan",
     "slipstream.techniques.quadratic",
+    "slipstream.techniques.recursive",
     "slipstream.techniques.ensembles",
     "slipstream.techniques.side_by_side.cuda",
     "slipstream.techniques.side_by_side.triton",

@@ -179,7 +179,7 @@ def test_undo_is_refused_after_further_typing(session: Session, editor: Editor) 
     ("command", "arguments", "reason"),
     [
         ("slipstream.apply", ["no_such_technique"], "no_such_technique"),
-        ("slipstream.apply", ["batch_size:64"], "does not say"),
+        ("slipstream.apply", ["batch_size:64"], "does not define"),
         ("slipstream.setBatchSize", [0], "between 1"),
         ("slipstream.setBatchSize", ["many"], "many"),
         ("slipstream.setBatchSize", [], "Expected"),

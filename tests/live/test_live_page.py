@@ -467,7 +467,7 @@ def test_an_uncertain_batch_size_is_read_only_with_the_reason(page: Page) -> Non
     # If read while half written, it is read-only for another reason at first.
     page.until(
         "return document.getElementById('bars-note').innerText",
-        lambda t: bool(re.search(r"^Read-only.*'4\b.*\b4'.*\bno\b", t)),
+        lambda t: bool(re.search(r"^Read-only.*'4\b.*\b4'.*\bnot a plain number", t)),
     )
     assert (
         page.shown.run("return document.getElementById('bar-batch').getAttribute('aria-readonly')")

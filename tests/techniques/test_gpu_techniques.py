@@ -82,7 +82,7 @@ def test_applied_on_a_gpu_the_loss_stays(technique: Technique, cuda: None) -> No
 def test_a_trace_without_arguments_is_not_judged_by_them(
     technique: Technique, trace: Callable[..., Graph]
 ) -> None:
-    # Its kernels are those of an AlexNet: "no convolution" would be wrong.
+    # Its kernels are those of an AlexNet: "no cuDNN convolution" would be wrong.
     graph = trace("critical_path_alexnet_benchmark_result_2869224_1695835535_trace.json.gz")
     assert "no operators' arguments" in (refusal(technique, graph) or "")
     assert refusal(Tf32(), graph) is None
@@ -178,7 +178,7 @@ def test_the_gain_of_autotuning_is_uncertain(trace: Callable[..., Graph]) -> Non
     assert found.ratio == 1
     assert found.low < 0.9
     assert found.verdict == "inconclusive"
-    assert "no convolution" in (CudnnBenchmark().why_not(trace(_LAUNCH_BOUND, 551)) or "")
+    assert "no cuDNN convolution" in (CudnnBenchmark().why_not(trace(_LAUNCH_BOUND, 551)) or "")
 
 
 @pytest.mark.parametrize(

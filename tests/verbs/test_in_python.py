@@ -78,4 +78,4 @@ def test_live_objects_are_referred_to_workload_of() -> None:
 def test_refuses_a_string_instead_of_a_list(verb: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="'fused_optimizer'") as caught:
         verb("fused_optimizer")
-    assert caught.value.remedy == '["fused_optimizer"]'
+    assert caught.value.remedy == 'pass ["fused_optimizer"]'
