@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,7 +139,14 @@ def test_a_long_chain_needs_no_recursion() -> None:
     model = cells.SequenceGRU(WORDS, HIDDEN)
     with torch.no_grad():
         net = recursive.compile(model, [chain(random.Random(5), 3)])
-        assert net([chain(random.Random(6), 50_000)]).linearized.levels == 50_001
+        output = net([chain(random.Random(6), 50_000)])
+        order = output.linearized
+        assert order.levels == 50_001
+        inner = np.flatnonzero(order.child_of[0] >= 0)
+        below = output.states[0][order.child_of[0][inner]]
+        expected = model.cell(model.embedding(torch.from_numpy(order.word[inner])), below)
+    assert len(inner) == 50_000
+    assert (output.states[0][inner] - expected).abs().max() <= 1e-5
 
 
 def test_shared_nodes_of_a_dag_are_computed_once() -> None:
@@ -145,7 +155,9 @@ def test_shared_nodes_of_a_dag_are_computed_once() -> None:
         node = cells.TreeNode([node, node])
     model = cells.TreeFC(WORDS, HIDDEN)
     with torch.no_grad():
-        assert recursive.compile(model, [node])([node]).linearized.nodes == 41
+        net = recursive.compile(model, [node])
+        assert net([node]).linearized.nodes == 41
+        assert worst(model, net, [node]) <= 1e-5
 
 
 def test_bad_structures_and_models_are_refused() -> None:
@@ -179,6 +191,36 @@ def test_bad_structures_and_models_are_refused() -> None:
     with pytest.raises(recursive.RecursiveModelError, match="value of a tensor") as error:
         recursive.compile(Branching(), [good])
     assert "test_recursive.py" in str(error.value.where)
+
+
+def test_structures_linearized_before_a_new_shape_are_linearized_again() -> None:
+    model, rng = cells.ChildSumTreeLSTM(WORDS, HIDDEN), random.Random(8)
+    first = [tree(rng, 6, 2)]
+    net = recursive.compile(model, first)
+    order = net.linearize(first)
+    with torch.no_grad():
+        before = net(order).roots[0].clone()
+        net([cells.TreeNode([cells.TreeNode(word=w) for w in range(5)])])
+        assert torch.equal(net(order).roots[0], before)
+        assert net.linearize(order) is not order
+
+
+def test_kinds_that_do_not_fit_the_number_of_children_are_refused() -> None:
+    model, rng = cells.TreeFC(WORDS, HIDDEN), random.Random(9)
+    net = recursive.compile(model, [tree(rng, 6, 2)])
+    good = net.linearize([tree(rng, 6, 2)]).structures
+    assert good.kind is not None
+    for kind in (np.flip(good.kind).copy(), np.full_like(good.kind, 9)):
+        with pytest.raises(recursive.StructureError, match="no shape of this model"):
+            net.linearize(replace(good, kind=kind))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_compiled_model_refuses_to_be_copied(copied: Any) -> None:
+    model, rng = cells.TreeFC(WORDS, HIDDEN), random.Random(10)
+    net = recursive.compile(model, [tree(rng, 3, 2)])
+    with pytest.raises(recursive.RecursiveModelError, match="copy or save its `model`"):
+        copied(net)
 
 
 def test_children_have_larger_numbers_than_their_parents() -> None:

@@ -200,6 +200,12 @@ class RecursiveNet:
         self._generated: _Generated | None = None
         self._packed: _Packed | None = None
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RecursiveModelError(
+            "a compiled recursive model cannot be copied or pickled: it holds generated code",
+            remedy="copy or save its `model`, and compile the copy",
+        )
+
     # Structures.
 
     def linearize(self, structures: Sequence[Any] | Structures | Linearized) -> Linearized:
@@ -210,13 +216,15 @@ class RecursiveNet:
             RecursiveModelError: the model cannot be compiled for a new shape of node.
         """
         if isinstance(structures, Linearized):
-            return structures
-        if not isinstance(structures, Structures):
-            structures = self._read(list(structures))
-        assert isinstance(structures, Structures)
-        if structures.kind is None:
+            if structures.made_for is self._facts:
+                return structures
+            structures = structures.structures
+        if isinstance(structures, Structures):
             structures = self._with_kinds(structures)
-        return linearize(structures, self._facts.tabled, mask_slots=self._facts.mask_slots)
+        else:
+            structures = self._read(list(structures))
+        order = linearize(structures, self._facts.tabled, mask_slots=self._facts.mask_slots)
+        return replace(order, made_for=self._facts)
 
     def _read(self, roots: list[Any]) -> Structures:
         previous: Any = None
@@ -236,6 +244,20 @@ class RecursiveNet:
             previous = node
 
     def _with_kinds(self, structures: Structures) -> Structures:
+        """Return arrays with the kind of every node, which is checked if it is there."""
+        if structures.kind is not None:
+            arities = np.array([kind.arity for kind in self._kinds], np.int64)
+            inside = (structures.kind >= 0) & (structures.kind < len(arities))
+            fits = inside.copy()
+            fits[inside] = arities[structures.kind[inside]] == structures.arity[inside]
+            if not fits.all():
+                node = int(np.flatnonzero(~fits)[0])
+                raise StructureError(
+                    f"node {node} of kind {structures.kind[node]} has "
+                    f"{structures.arity[node]} children, which no shape of this model has", node,
+                    remedy="pass structures that were read for this compiled model",
+                )  # fmt: skip
+            return structures
         by_arity = np.full(max([k.arity for k in self._kinds], default=0) + 1, -1, np.int32)
         for number, kind in enumerate(self._kinds):
             if by_arity[kind.arity] >= 0 or not one_word(kind.shape):

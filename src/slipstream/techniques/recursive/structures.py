@@ -198,6 +198,7 @@ class Linearized:
         levels: number of levels.
         word: int32 [nodes], by number.
         roots: int32 [trees], numbers of the roots.
+        made_for: the generated code that the groups belong to.
     """
 
     structures: Structures
@@ -207,6 +208,7 @@ class Linearized:
     levels: int
     word: Int32s
     roots: Int32s
+    made_for: object = None
 
     @property
     def nodes(self) -> int:
