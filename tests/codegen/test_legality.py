@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from loop_programs import matmul, seidel, tiny_program
 
-from slipstream.codegen.legality import IllegalSchedule, check, dependences, directions
+from slipstream.codegen.legality import IllegalScheduleError, check, dependences, directions
 from slipstream.codegen.program import Axis, Buffer, Index, Load, Program, Statement
 from slipstream.codegen.schedule import (
     Fuse,
@@ -117,7 +117,7 @@ def test_accepted_schedules_are_those_that_keep_every_order(
             continue
         try:
             check(tree)
-        except IllegalSchedule as error:
+        except IllegalScheduleError as error:
             rejected += 1
             # Uses of a sum inside the loops that accumulate it are refused by a simpler rule.
             needless += error.dependence is not None and brute_force(tree)
@@ -137,13 +137,13 @@ def test_signs_of_a_sweep() -> None:
 
 
 def test_violations_name_the_statement_and_the_dependence() -> None:
-    with pytest.raises(IllegalSchedule, match="reverses the order") as caught:
+    with pytest.raises(IllegalScheduleError, match="reverses the order") as caught:
         check(Tree(seidel(2, 4, 4), Schedule((Interchange(0, "t", "i"),))))
     assert caught.value.statement == 0
     assert str(caught.value.dependence) == "statement 0 -> statement 0 through 'a'"
-    with pytest.raises(IllegalSchedule, match=r"loop i\.0 depend on each other"):
+    with pytest.raises(IllegalScheduleError, match=r"loop i\.0 depend on each other"):
         check(Tree(seidel(2, 4, 4), Schedule((Parallel(0, "i"),))))
-    with pytest.raises(IllegalSchedule, match="reduce loop"):
+    with pytest.raises(IllegalScheduleError, match="reduce loop"):
         check(Tree(matmul(4, 4, 4), Schedule((Parallel(0, "k"),))))
 
 
@@ -151,7 +151,7 @@ def test_a_free_axis_with_a_dependence_is_refused() -> None:
     a = Buffer("a", (9,), role="inout")
     value = Load("a", Index((("i", 1),)))
     statement = Statement("a", Index((("i", 1),), 1), value, ("i",))
-    with pytest.raises(IllegalSchedule, match="free axis 'i' depend"):
+    with pytest.raises(IllegalScheduleError, match="free axis 'i' depend"):
         dependences(Program((a,), (Axis("i", 8),), (statement,)))
 
 
@@ -163,7 +163,7 @@ def test_loops_of_a_fused_nest_alternate() -> None:
         (Statement("b", b.at("i"), Load("a", a.at("i")), ("i",)),
          Statement("c", c.at("j"), Load("b", b.at({"j": 1, "": 1})), ("j",))),
     )  # fmt: skip
-    with pytest.raises(IllegalSchedule):
+    with pytest.raises(IllegalScheduleError):
         check(Tree(program, Schedule((Fuse(0, 1),))))
     tree = Tree(program, Schedule((Shift(1, "j", 1), Fuse(0, 1))))
     check(tree)

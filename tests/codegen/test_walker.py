@@ -9,7 +9,7 @@ import pytest
 from interpreter import run
 from loop_programs import arrays_of, executed, matmul, seidel, tiny_program
 
-from slipstream.codegen.legality import IllegalSchedule, check
+from slipstream.codegen.legality import IllegalScheduleError, check
 from slipstream.codegen.program import (
     Axis,
     Buffer,
@@ -73,7 +73,7 @@ def test_skewed_and_tiled_sweeps_are_executed_in_order() -> None:
     arrays = arrays_of(program)
     (result,) = executed([tree], arrays)
     np.testing.assert_allclose(result["a"], run(program, arrays)["a"], rtol=1e-6)
-    with pytest.raises(IllegalSchedule, match="reverses"):
+    with pytest.raises(IllegalScheduleError, match="reverses"):
         check(Tree(program, Schedule((Tile(0, ("t", "i", "j"), (2, 4, 4)),))))
 
 

@@ -46,7 +46,7 @@ class Dependence:
         return f"statement {self.source} -> statement {self.sink} through '{self.buffer}'"
 
 
-class IllegalSchedule(SlipstreamError):  # noqa: N818 - the design's name
+class IllegalScheduleError(SlipstreamError):
     """A schedule reverses a dependence.
 
     Attributes:
@@ -98,8 +98,8 @@ def dependences(program: Program) -> tuple[Dependence, ...]:
 
     Raises:
         ScheduleError: an extent is a symbol.
-        IllegalSchedule: a reduction reads its own target, or iterations of a free axis depend on
-            each other.
+        IllegalScheduleError: a reduction reads its own target, or iterations of a free axis
+            depend on each other.
     """
     extents = dict(extents_of(program))
     found: dict[Dependence, None] = {}
@@ -115,7 +115,7 @@ def dependences(program: Program) -> tuple[Dependence, ...]:
                 continue
             reduction = source == sink and program.statements[source].reduce is not None
             if reduction and not (writes and overwrites):
-                raise IllegalSchedule(source, None, "a reduction reads its own target")
+                raise IllegalScheduleError(source, None, "a reduction reads its own target")
             buffer = program.buffer[a.buffer]
             first, second = (_indices(buffer, access, extents) for access in (a, b))
             if first is not None and second is not None and len(first) != len(second):
@@ -142,7 +142,7 @@ def _check_free(program: Program, found: Sequence[Dependence]) -> None:
             names = tuple(c.name for c in common)
             for signs in directions(program, dependence, names, names):
                 if signs[place] and not any(signs[:place]):
-                    raise IllegalSchedule(
+                    raise IllegalScheduleError(
                         dependence.sink, dependence,
                         f"iterations of the free axis '{loop.axes[dependence.source]}' depend on "
                         "each other; make it sequential",
@@ -263,7 +263,7 @@ def check(tree: Tree) -> None:
     """Check that a loop tree executes dependent iterations in order.
 
     Raises:
-        IllegalSchedule: it does not.
+        IllegalScheduleError: it does not.
         ScheduleError: an extent is a symbol.
     """
     program = tree.program
@@ -274,14 +274,14 @@ def check(tree: Tree) -> None:
         if reason is not None:
             reason = _exact(tree, dependence, common)
         if reason is not None:
-            raise IllegalSchedule(dependence.sink, dependence, reason)
+            raise IllegalScheduleError(dependence.sink, dependence, reason)
 
 
 def is_legal(tree: Tree) -> bool:
     """Whether a loop tree executes dependent iterations in order."""
     try:
         check(tree)
-    except IllegalSchedule:
+    except IllegalScheduleError:
         return False
     return True
 
@@ -293,13 +293,15 @@ def _check_reductions(tree: Tree) -> None:
         for loop in tree.path(number):
             reduced = program.axis[loop.axes[number]].kind == "reduce"
             if loop.parallel and reduced:
-                raise IllegalSchedule(number, None, "a reduce loop is executed by several threads")
+                raise IllegalScheduleError(
+                    number, None, "a reduce loop is executed by several threads"
+                )
             if not reduced:
                 continue
             for other in loop.statements():
                 targets = {access.buffer for access in program.statements[other].accesses}
                 if other != number and statement.target in targets:
-                    raise IllegalSchedule(
+                    raise IllegalScheduleError(
                         other, None, f"'{statement.target}' is used inside the loop that sums it"
                     )
 
@@ -411,18 +413,9 @@ def feasible(system: _System) -> bool:
         value = Index(
             tuple((n, -factor * k) for n, k in terms if n != name), -factor * equation.offset
         )
-        zero = [_replaced(e, name, value) for e in zero]
-        positive = [_replaced(e, name, value) for e in positive]
+        zero = [e.substituted(name, value) for e in zero]
+        positive = [e.substituted(name, value) for e in positive]
     return _satisfiable(positive)
-
-
-def _replaced(index: Index, name: str, value: Index) -> Index:
-    factor = index.factor(name)
-    if not factor:
-        return index
-    terms = [term for term in index.terms if term[0] != name]
-    terms += [(n, factor * k) for n, k in value.terms]
-    return Index(tuple(terms), index.offset + factor * value.offset)
 
 
 def _satisfiable(constraints: Sequence[Index]) -> bool:
@@ -456,7 +449,7 @@ def _at(index: Index, values: dict[str, int]) -> int:
 
 __all__ = [
     "Dependence",
-    "IllegalSchedule",
+    "IllegalScheduleError",
     "ScheduleError",
     "check",
     "dependences",

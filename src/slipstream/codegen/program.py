@@ -90,6 +90,15 @@ class Index:
         through = self.through and (self.through[0], self.through[1].renamed(names))
         return Index(tuple((names.get(n, n), k) for n, k in self.terms), self.offset, through)
 
+    def substituted(self, name: str, value: Index) -> Index:
+        """Return the index with an axis replaced by an affine expression."""
+        factor = self.factor(name)
+        if not factor:
+            return self
+        terms = [term for term in self.terms if term[0] != name]
+        terms += [(other, factor * k) for other, k in value.terms]
+        return Index(tuple(terms), self.offset + factor * value.offset, self.through)
+
     def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
         """Return the least and greatest value of the affine part over a rectangle."""
         ends = [k * (extents[name] - 1) for name, k in self.terms]

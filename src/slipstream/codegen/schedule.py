@@ -270,20 +270,8 @@ class Domain:
 
     def substitute(self, name: str, value: Index) -> None:
         """Replace an iterator by an affine expression."""
-        self.iterators = {
-            axis: substituted_index(e, name, value) for axis, e in self.iterators.items()
-        }
-        self.constraints = [substituted_index(e, name, value) for e in self.constraints]
-
-
-def substituted_index(index: Index, name: str, value: Index) -> Index:
-    """Return an affine expression with an iterator replaced by another expression."""
-    factor = index.factor(name)
-    if not factor:
-        return index
-    terms = [term for term in index.terms if term[0] != name]
-    terms += [(other, factor * k) for other, k in value.terms]
-    return Index(tuple(terms), index.offset + factor * value.offset, index.through)
+        self.iterators = {axis: e.substituted(name, value) for axis, e in self.iterators.items()}
+        self.constraints = [e.substituted(name, value) for e in self.constraints]
 
 
 class Tree:
@@ -334,7 +322,7 @@ class Tree:
         for limit in statement.where:
             for axis in statement.axes:
                 ((name, _),) = iterators[axis].terms
-                limit = substituted_index(limit, axis, Index(((f"%{name}", 1),)))
+                limit = limit.substituted(axis, Index(((f"%{name}", 1),)))
             constraints.append(
                 Index(tuple((n.lstrip("%"), k) for n, k in limit.terms), limit.offset)
             )

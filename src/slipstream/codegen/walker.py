@@ -16,7 +16,7 @@ from slipstream.codegen.bounds import Bound, Bounds, scan
 from slipstream.codegen.ops import OPS
 from slipstream.codegen.prelude import PRELUDE
 from slipstream.codegen.program import Const, Draw, Expr, Index, Load, Statement
-from slipstream.codegen.schedule import Loop, ScheduleError, Tree, substituted_index
+from slipstream.codegen.schedule import Loop, ScheduleError, Tree
 
 # A local array of accumulators: 32 registers of 16 floats.
 _MAX_ACCUMULATORS = 512
@@ -373,7 +373,7 @@ class _Function:
         """Return an index in terms of loop iterators."""
         index = Index(index.terms, index.offset)
         for axis, value in self._tree.domains[number].iterators.items():
-            index = substituted_index(index, axis, value)
+            index = index.substituted(axis, value)
         return index
 
     def _load(self, number: int, load: Load) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,10 +51,7 @@ def generate(
         CompileError: there is no compiler.
         SlipstreamError: a schedule that was accepted changes a result.
     """
-    done = 0
-    if path.exists():
-        with path.open() as lines:
-            done = sum(1 for _ in lines)
+    done = _complete_lines(path) if path.exists() else 0
     added = 0
     with Runner(budget_s) as runner:
         for number in range(done, programs):
@@ -63,6 +61,15 @@ def generate(
             added += 1
             report(f"{number + 1} of {programs} programs")
     return added
+
+
+def _complete_lines(path: Path) -> int:
+    """Drop an incomplete last line, which an interrupted call leaves; return the others' number."""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.truncate(path, end)
+    return content.count(b"\n")
 
 
 def distinct_schedules(rng: random.Random, program: Program, count: int) -> list[Schedule]:
@@ -116,9 +123,9 @@ def read(path: Path) -> Iterator[Measured]:
                     tuple(map(Schedule.from_json, row["schedules"])),
                     tuple(row["ns"]), tuple(row["disagreement"]),
                 )  # fmt: skip
-            except (ValueError, KeyError, TypeError) as error:
+            except (SlipstreamError, ValueError, KeyError, TypeError) as error:
                 raise SlipstreamError(
                     f"the line is not a measured program ({error})",
                     where=f"{path}:{number}",
-                    remedy="generate the file with: slipstream loops gen",
+                    remedy="delete the line, or generate the file again",
                 ) from error

@@ -1,0 +1,80 @@
+"""Random loop programs have legal schedules with equal results, and are timed in a child."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from slipstream.codegen import why_no_compiler
+from slipstream.codegen.compiler import compiler
+from slipstream.codegen.legality import check
+from slipstream.codegen.program import loads
+from slipstream.codegen.schedule import Tree
+from slipstream.errors import ChildError, SlipstreamError
+from slipstream.techniques.loops.dataset import distinct_schedules, generate, read
+from slipstream.techniques.loops.generate import random_program
+from slipstream.techniques.loops.running import Runner
+
+needs_compiler = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_programs_are_reproducible_and_their_schedules_are_legal(seed: int) -> None:
+    program = random_program(random.Random(seed))
+    assert program == random_program(random.Random(seed))
+    for statement in program.statements:
+        read_axes = {name for load in loads(statement.value) for name, _ in load.index.terms}
+        sequential = {a for a in statement.axes if program.axis[a].kind == "sequential"}
+        assert set(statement.axes) <= read_axes | sequential
+    schedules = distinct_schedules(random.Random(seed), program, 6)
+    trees = [Tree(program, schedule) for schedule in schedules]
+    assert len({tree.key for tree in trees}) == len(trees)
+    for tree in trees:
+        check(tree)
+
+
+@needs_compiler
+def test_schedules_keep_the_results_of_the_program() -> None:
+    with Runner(budget_s=0.05) as runner:
+        for seed in range(5):
+            program = random_program(random.Random(seed))
+            schedules = distinct_schedules(random.Random(seed), program, 5)
+            timings = runner.time(program, schedules)
+            assert len(timings) == len(schedules)
+            for timing in timings:
+                assert timing.error <= 1e-3
+                assert 0 < timing.ns == min(timing.halves)
+
+
+@needs_compiler
+def test_a_kernel_that_crashes_ends_only_the_child(tmp_path: Path) -> None:
+    program = random_program(random.Random(0))
+    crash = 'extern "C" void loops_0(void**, void*, int) { __builtin_trap(); }\n'
+    compiler().build(crash, tmp_path / "crash.so")
+    with Runner(budget_s=0.05) as runner:
+        with pytest.raises(ChildError):
+            runner.time_library(tmp_path / "crash.so", program, 1, seed=0)
+        assert len(runner.time(program, distinct_schedules(random.Random(0), program, 1))) == 2
+
+
+@needs_compiler
+def test_generation_continues_where_it_was_interrupted(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    assert generate(path, programs=1, schedules=2, budget_s=0.05) == 1
+    first = path.read_text()
+    path.write_text(first + '{"program": ')
+    assert generate(path, programs=2, schedules=2, budget_s=0.05) == 1
+    assert path.read_text().startswith(first)
+    programs = [json.loads(line)["program"] for line in path.read_text().splitlines()]
+    assert [measured.program.to_json() for measured in read(path)] == programs
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"error": "the compiler timed out"}\n{"program": 1}\n')
+    with pytest.raises(SlipstreamError, match="not a measured program") as error:
+        list(read(path))
+    assert error.value.where == f"{path}:2"
