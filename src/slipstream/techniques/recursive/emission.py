@@ -550,11 +550,11 @@ class _Writer:
 
 def _joined(unit: Unit) -> list[tuple[list[Product], tuple[int, ...]]]:
     """Return products that read the same panel together, with their gates."""
-    joined: dict[object, list[Product]] = defaultdict(list)
+    joined: dict[tuple[Any, ...], list[Product]] = defaultdict(list)
     for product, offsets in unit.products:
         ranges = tuple((first, length) for _, first, length in product.inputs)
         joined[product.weight, product.columns_first, ranges, offsets].append(product)
-    return [(products, key[3]) for key, products in joined.items()]  # type: ignore[index]
+    return [(products, key[3]) for key, products in joined.items()]
 
 
 def _literal(number: float) -> str:

@@ -324,9 +324,9 @@ class _Lowering:
         return self._keys[node]
 
     def _operator(self, node: Node, name: str) -> Any:
-        args = node.args
+        args: Any = node.args
         if node.target is operator.getitem:
-            return self._values[args[0]][args[1]]  # type: ignore[index]
+            return self._values[args[0]][args[1]]
         if name in _SAME:
             return self._same(node)
         if name in ("t", "transpose", "permute"):
@@ -352,9 +352,9 @@ class _Lowering:
         return Value(dims, tuple((function(*e), n) for e, n in aligned(*values)))
 
     def _elementwise(self, node: Node, name: str) -> Value:
-        args = list(node.args)
+        args: list[Any] = list(node.args)
         if name in ("add", "sub", "rsub") and node.kwargs.get("alpha", 1) != 1:
-            alpha = float(node.kwargs["alpha"])  # type: ignore[arg-type]
+            alpha = float(cast("float", node.kwargs["alpha"]))
             op = _BINARY[name]
             if name == "rsub":
                 raise NotImplementedError("alpha")
@@ -368,12 +368,12 @@ class _Lowering:
             high = args[2] if len(args) > 2 else args[1] if name == "clamp_max" else None
 
             def clamped(x: Expr) -> Expr:
-                x = x if low is None else apply("max", x, float(low))  # type: ignore[arg-type]
-                return x if high is None else apply("min", x, float(high))  # type: ignore[arg-type]
+                x = x if low is None else apply("max", x, float(low))
+                return x if high is None else apply("min", x, float(high))
 
             return self._mapped(node, clamped, args[0])
         if name == "leaky_relu":
-            slope = float(args[1]) if len(args) > 1 else 0.01  # type: ignore[arg-type]
+            slope = float(args[1]) if len(args) > 1 else 0.01
             return self._mapped(
                 node, lambda x: apply("where", apply("gt", x, 0.0), x, apply("mul", x, slope)),
                 args[0],
@@ -400,7 +400,7 @@ class _Lowering:
     def _joined(self, node: Node, name: str) -> Value:
         tensors: Any = node.args[0]
         dims = _dims(node)
-        dim = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[arg-type]
+        dim = int(cast("int", node.args[1])) if len(node.args) > 1 else 0
         dim = dim % len(dims)
         outer = math.prod(dims[:dim])
         _check_parts(outer)
@@ -482,7 +482,7 @@ class _Lowering:
         return Value(_dims(node), tuple(pieces))
 
     def _product(self, node: Node, name: str) -> Value:
-        args = list(node.args)
+        args: list[Any] = list(node.args)
         bias: Any = args.pop(0) if name in ("addmm", "addmv") else None
         if name == "linear" and len(args) > 2:
             bias = args.pop(2)
