@@ -1,0 +1,1 @@
+"""Accelerators that one can only describe."""

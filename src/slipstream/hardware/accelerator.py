@@ -1,0 +1,214 @@
+"""`Accelerator`: a description of a chip for matrix products, read from a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from slipstream.cluster.devices import NUMBERS, Device
+from slipstream.cluster.quantity import Quantity
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.files import read_bytes
+from slipstream.provenance import Provenance
+from slipstream.schema import build
+
+MAX_DEPTH, MAX_OPTIONS, MAX_ROWS = 4, 16, 32
+_MIN_LANES, _MAX_LANES = 4, 64
+_MAX_BYTES = 1 << 20
+
+
+def _assumed(value: float, source: str) -> Quantity:
+    return Quantity(value, Provenance.ASSUMED, source)
+
+
+def _sheet(value: float, source: str) -> Quantity:
+    return Quantity(value, Provenance.DATASHEET, source)
+
+
+def _need(condition: bool, place: str, what: str, remedy: str) -> None:
+    if not condition:
+        raise InvalidArgumentError(place, what, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Array:
+    """Processing elements: `tiles` of `rows` x `columns`, each `lanes` multipliers and one adder tree.
+
+    The elements of a row share the scheduled operand, those of a column the other one. All rows of
+    a tile advance together.
+    """
+
+    tiles: int = 16
+    rows: int = 4
+    columns: int = 4
+    lanes: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("tiles", "rows", "columns"):
+            value = getattr(self, name)
+            _need(value >= 1, f"array.{name}", f"{value} is less than 1", "at least 1")
+        _need(
+            self.rows <= MAX_ROWS and self.rows & (self.rows - 1) == 0,
+            "array.rows", f"{self.rows} is not a power of two up to {MAX_ROWS}", "for example 4",
+        )  # fmt: skip
+        _need(
+            _MIN_LANES <= self.lanes <= _MAX_LANES,
+            "array.lanes", f"{self.lanes} is not between {_MIN_LANES} and {_MAX_LANES}", "16",
+        )  # fmt: skip
+
+    @property
+    def macs(self) -> int:
+        """Multiplications per cycle."""
+        return self.tiles * self.rows * self.columns * self.lanes
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """How lanes choose pairs of operands.
+
+    Attributes:
+        kind: ``dense`` takes every pair; ``lookahead`` is TensorDash's scheduler; ``ideal`` takes
+            only effectual pairs, as many per cycle as there are lanes.
+        lookahead: number of later rows that a lane can take its own pair from.
+        lookaside: (row, lane distance) of pairs of other lanes, in order of priority.
+    """
+
+    kind: Literal["dense", "lookahead", "ideal"] = "lookahead"
+    lookahead: int = 2
+    lookaside: tuple[tuple[int, int], ...] = ((1, -1), (1, 1), (2, -2), (2, 2), (1, -3))
+
+    def __post_init__(self) -> None:
+        place, depth = "frontend", self.lookahead + 1
+        _need(
+            1 <= self.lookahead < MAX_DEPTH,
+            f"{place}.lookahead", f"{self.lookahead} is not between 1 and {MAX_DEPTH - 1}", "2",
+        )  # fmt: skip
+        _need(
+            len(self.options) <= MAX_OPTIONS,
+            f"{place}.lookaside", f"{len(self.options)} options", f"at most {MAX_OPTIONS}",
+        )  # fmt: skip
+        for row, distance in self.lookaside:
+            _need(
+                0 < row < depth and distance != 0, f"{place}.lookaside",
+                f"[{row}, {distance}] is not in rows 1 to {self.lookahead}, in another lane",
+                "for example [1, -1]",
+            )  # fmt: skip
+
+    @property
+    def options(self) -> tuple[tuple[int, int], ...]:
+        """(row, lane distance) of the pairs that a lane can take, in order of priority."""
+        return *((row, 0) for row in range(self.lookahead + 1)), *self.lookaside
+
+    def levels(self, lanes: int) -> list[int]:
+        """Return bit masks of lanes that never compete for a pair, first fit in order of lanes."""
+        levels: list[int] = []
+        taken: list[set[tuple[int, int]]] = []
+        for lane in range(lanes):
+            pairs = {(row, (lane + distance) % lanes) for row, distance in self.options}
+            number = next((n for n, used in enumerate(taken) if not used & pairs), len(levels))
+            if number == len(levels):
+                levels.append(0)
+                taken.append(set())
+            levels[number] |= 1 << lane
+            taken[number] |= pairs
+        return levels
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memories: on-chip buffers of `onchip_bytes` in all, and DRAM."""
+
+    onchip_bytes: Quantity = _assumed(4 << 20, "TensorDash's SRAM groups, from memory")
+    dram_bytes_per_s: Quantity = _sheet(51.2e9, "4 channels of LPDDR4-3200, 32 bits each")
+
+
+_HOROWITZ = "Horowitz, Computing's energy problem, ISSCC 2014, figure 1.1.9: 45 nm"
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energies, in pJ.
+
+    Attributes:
+        mac: of a multiplication and addition.
+        idle: of a lane without a pair in a cycle.
+        scheduler: of the scheduler of one row in a cycle.
+        mux: of the multiplexers of one lane in a cycle.
+        onchip_per_byte, dram_per_byte: of an access.
+    """
+
+    mac: Quantity = _sheet(4.6, f"{_HOROWITZ}, fp32: 3.7 + 0.9")
+    idle: Quantity = _assumed(0.23, "5 % of a multiplication and addition: clock and leakage")
+    scheduler: Quantity = _assumed(1.7, "833 gates (yosys) of about 2 fJ")
+    mux: Quantity = _assumed(0.13, "2 x 32 bits of 8 inputs, about 2 fJ per bit")
+    onchip_per_byte: Quantity = _sheet(2.5, f"{_HOROWITZ}, 32 KB: 20 pJ per 64 bits")
+    dram_per_byte: Quantity = _sheet(162.5, f"{_HOROWITZ}: 1.3 nJ per 64 bits")
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A chip for the matrix products of a training step or inference.
+
+    Attributes:
+        name, about: name and description.
+        clock_hz: cycles per second.
+        vector_lanes: elements per cycle of the unit that runs all other operators.
+    """
+
+    name: str = "accelerator"
+    about: str = ""
+    clock_hz: Quantity = _assumed(500e6, "TensorDash's, 65 nm")
+    vector_lanes: int = 64
+    array: Array = field(default_factory=Array)
+    frontend: FrontEnd = field(default_factory=FrontEnd)
+    memory: Memory = field(default_factory=Memory)
+    energy: Energy = field(default_factory=Energy)
+
+    def __post_init__(self) -> None:
+        _need(self.vector_lanes >= 1, "vector_lanes", f"{self.vector_lanes} is less than 1", "64")
+        for place, quantity in (
+            ("clock_hz", self.clock_hz),
+            ("memory.onchip_bytes", self.memory.onchip_bytes),
+            ("memory.dram_bytes_per_s", self.memory.dram_bytes_per_s),
+        ):
+            _need(quantity.value > 0, place, f"{quantity.value:g} is not above 0", "a positive number")
+
+    @classmethod
+    def load(cls, name: str | Path) -> Accelerator:
+        """Read a TOML file, or a chip that ships with the package: ``tensordash``.
+
+        Raises:
+            SlipstreamError: it cannot be read, or a value is invalid; names the place.
+        """
+        folder = resources.files("slipstream.hardware").joinpath("presets")
+        shipped = [entry.name for entry in folder.iterdir() if entry.name.endswith(".toml")]
+        path = Path(name)
+        if path.is_file():
+            text = read_bytes(path, most=_MAX_BYTES).decode("utf-8", "replace")
+        elif f"{str(name).removesuffix('.toml')}.toml" in shipped:
+            text = folder.joinpath(f"{str(name).removesuffix('.toml')}.toml").read_text()
+        else:
+            names = [entry.removesuffix(".toml") for entry in shipped]
+            raise UnknownNameError("accelerator", str(name), names, where="or a TOML file")
+        try:
+            table: Mapping[str, Any] = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidArgumentError("accelerator", f"not TOML: {error}", where=str(path)) from error
+        return build(cls, {"name": path.stem, **table}, "", "accelerator", NUMBERS)
+
+    @cached_property
+    def device(self) -> Device:
+        """The chip as a device of a cluster, for rooflines."""
+        peak = Quantity(2 * self.array.macs * self.clock_hz.value, Provenance.ASSUMED, self.name)
+        return Device(
+            self.name,
+            self.about,
+            {"fp32": peak},
+            memory_bytes_per_s=self.memory.dram_bytes_per_s,
+            clock_hz=self.clock_hz,
+        )
