@@ -28,19 +28,23 @@ class Auto : public Policy {
   Learned &learned() { return *learned_; }
 
  protected:
-  void grow(size_t count) override { stale_.resize(count, 0); }
-  void hit(const Request &now) override { run(now); }
-  void seen(const Request &now) override { run(now); }
-  void miss(const Request &now) override {
+  void grow(size_t count) override {
+    stale_.resize(count, 0);
+    first_size_.resize(count, -1);
+  }
+  void hit(const Request &now) override { run(sized(now)); }
+  void seen(const Request &now) override { run(sized(now)); }
+  void miss(const Request &requested) override {
+    const Request now = sized(requested);
     run(now);
     if (!shadows_[best_].policy->contains(now.id)) return;
-    while (!fits(now.size)) {
+    while (!fits(now.size) && !queue_.empty()) {
       const int32_t id = queue_.front();
       queue_.pop_front();
       stale_[id] = 0;
       if (cached_[id] && !shadows_[best_].policy->contains(id)) evict(id);
     }
-    insert(now);
+    if (fits(now.size)) insert(now);
   }
 
  private:
@@ -50,8 +54,14 @@ class Auto : public Policy {
     double hits;
   };
 
+  // The request with the object's first size, so that all policies count the same bytes.
+  Request sized(Request now) {
+    if (first_size_[now.id] < 0) first_size_[now.id] = now.size;
+    now.size = first_size_[now.id];
+    return now;
+  }
   void run(const Request &now) {
-    const double window = static_cast<double>(std::max<int64_t>(2000, 4 * count_));
+    const double window = static_cast<double>(std::max<int64_t>(20000, 16 * count_));
     for (Shadow &shadow : shadows_) {
       const bool was = shadow.policy->request(now);
       shadow.hits *= 1.0 - 1.0 / window;
@@ -63,7 +73,7 @@ class Auto : public Policy {
       if (shadows_[n].hits > shadows_[better].hits) better = n;
     }
     // A change costs misses, so a small difference does not cause one.
-    if (shadows_[better].hits <= 1.01 * shadows_[best_].hits || clock_ < 500) return;
+    if (shadows_[better].hits <= 1.02 * shadows_[best_].hits || clock_ < 1000) return;
     best_ = better;
     for (size_t id = 0; id < cached_.size(); ++id) {
       if (cached_[id] && !shadows_[best_].policy->contains(static_cast<int32_t>(id))) {
@@ -80,8 +90,9 @@ class Auto : public Policy {
   const bool by_bytes_;
   std::vector<Shadow> shadows_;
   Learned *learned_;
-  size_t best_ = 0;
+  size_t best_ = 4;  // learned
   std::vector<uint8_t> stale_;
+  std::vector<int64_t> first_size_;
   std::deque<int32_t> queue_;
 };
 

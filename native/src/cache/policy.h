@@ -3,6 +3,7 @@
 #ifndef SLIPSTREAM_CACHE_POLICY_H_
 #define SLIPSTREAM_CACHE_POLICY_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
