@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.capture.lookups import Lookups
-from slipstream.graph import MOST_IDS, TableIds
+from slipstream.graph import MAX_HOT_IDS, TableIds
 
 
 def looked_up(model: nn.Module | None, *steps: Callable[[], Any]) -> list[TableIds]:
@@ -91,7 +91,7 @@ def test_the_stored_counts_of_a_large_table_are_bounded() -> None:
     table = nn.Embedding(100_000, 1)
     (found,) = looked_up(table, lambda: table(torch.arange(50_000)))
     assert found.distinct == 50_000
-    assert found.hot_ids == tuple(range(MOST_IDS))
+    assert found.hot_ids == tuple(range(MAX_HOT_IDS))
     assert len(found.top_share) < 20
     assert len(found.blocks) < 20
     assert found.share(25_000) == pytest.approx(0.5)

@@ -86,9 +86,9 @@ def test_every_scenario_of_a_workload_is_shown_and_labelled(
 def test_a_failed_audit_is_an_exit_code(
     passed: bool | None, code: int, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def benchmark(session: serving.Session, *_: object, **__: object) -> serving.Served:
+    def benchmark(session: serving.Session, *_: object, **__: object) -> serving.ServingResult:
         audit = serving.Audit("COLD", "single-stream", passed, "")
-        return serving.Served(session.about, "", (), None, (audit,))
+        return serving.ServingResult(session.about, "", (), None, (audit,))
 
     monkeypatch.setattr(serving, "benchmark", benchmark)
     assert _command(["mlperf", "serve", model, "--audit", "COLD", "--json"]) == code

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.mlperf.serving import SCENARIOS, Session, Wishes
+from slipstream.mlperf.serving import SCENARIOS, LoadTestConfig, Session
 from slipstream.mlperf.serving.audits import AUDITS, Audit, _judged, audit, audit_table
 from slipstream.mlperf.serving.library import Library
 from slipstream.mlperf.serving.queueing import ServiceCurve
@@ -30,7 +30,7 @@ def audited(system: str, scenario: str, names: tuple[str, ...] = AUDITS) -> dict
         return Session(f"{SYSTEMS}:{system}", f"{SYSTEMS}:many", policy=BatchPolicy(8))
 
     with opened() as session:
-        audits = audit(names, opened, session, SCENARIOS[scenario], Wishes(seconds=0.5))
+        audits = audit(names, opened, session, SCENARIOS[scenario], LoadTestConfig(seconds=0.5))
     return {found.name: found for found in audits}
 
 
@@ -100,7 +100,7 @@ class Scripted(Session):
 def verdict(name: str, latency_ns: Callable[[Test], float]) -> tuple[Audit, int]:
     """Return the audit's result and the number of its runs."""
     session = Scripted(latency_ns)
-    (found,) = audit((name,), lambda: session, session, SINGLE, Wishes(seconds=0.5))
+    (found,) = audit((name,), lambda: session, session, SINGLE, LoadTestConfig(seconds=0.5))
     return found, len(session.tests)
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.mlperf.serving import SCENARIOS, Session, Test, Wishes, measured
+from slipstream.mlperf.serving import SCENARIOS, LoadTestConfig, Session, Test, run_scenario
 from slipstream.runtimes import ModelError
 
 HERE = Path(__file__).parent
@@ -29,7 +29,7 @@ def session(system: str, data: str = "samples") -> Session:
 
 
 def single_stream(opened: Session) -> None:
-    measured(opened, SCENARIOS["single-stream"], Wishes(seconds=30.0))
+    run_scenario(opened, SCENARIOS["single-stream"], LoadTestConfig(seconds=30.0))
 
 
 def children() -> set[int]:
@@ -74,7 +74,7 @@ def test_refuses_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", [{"rate": -5.0}, {"seconds": 0.0}, {"bound_ns": -1.0}])
 def test_refuses_negative_settings(setting: dict[str, float]) -> None:
     with pytest.raises(InvalidArgumentError, match="not above zero"):
-        Wishes(**setting)
+        LoadTestConfig(**setting)
 
 
 @pytest.mark.parametrize("percentile", [0.0, 1.0])

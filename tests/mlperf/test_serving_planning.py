@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from slipstream.mlperf.serving import Served, ServiceCurve, threads
+from slipstream.mlperf.serving import ServiceCurve, ServingResult, threads
 from slipstream.mlperf.serving.peaks import _within
-from slipstream.mlperf.serving.planning import Wishes, measured, plan
-from slipstream.mlperf.serving.results import Row
+from slipstream.mlperf.serving.planning import LoadTestConfig, plan, run_scenario
+from slipstream.mlperf.serving.results import ScenarioResult
 from slipstream.mlperf.serving.rules import SCENARIOS, Test
 from slipstream.mlperf.serving.session import LoadTestRun, Session, _run
 from slipstream.runtimes import BatchPolicy
@@ -44,13 +44,15 @@ class Scripted:
         return LoadTestRun(test, Path(), valid, test.rate, 100, {}, (), refused=self.refused)
 
 
-def run(session: Scripted, **wishes: Any) -> LoadTestRun:
-    return measured(cast(Session, session), SCENARIOS["server"], Wishes(seconds=1.0, **wishes))
+def run(session: Scripted, **config: Any) -> LoadTestRun:
+    return run_scenario(
+        cast(Session, session), SCENARIOS["server"], LoadTestConfig(seconds=1.0, **config)
+    )
 
 
 def test_latencies_are_predicted_before_each_run() -> None:
     session = Scripted(150.0)
-    p99_ns = Row(run(session, rate=100.0)).predicted_ns("p99")
+    p99_ns = ScenarioResult(run(session, rate=100.0)).predicted_ns("p99")
     assert p99_ns is not None
     assert p99_ns > 1e6
     assert "predicted p99" in session.lines[0]
@@ -60,17 +62,17 @@ def test_latencies_are_predicted_before_each_run() -> None:
 def test_disturbed_calibration_predicts_nothing() -> None:
     # One of ten calls waited for other programs.
     session = Scripted(150.0, times_ns=(1e6,) * 9 + (1e8,))
-    row = Row(run(session, rate=50.0))
+    row = ScenarioResult(run(session, rate=50.0))
     assert row.predicted_ns("p99") is None
     assert "disturbed" in row.caution
 
 
 def test_rate_above_capacity_has_no_predicted_latency() -> None:
-    row = Row(run(Scripted(1e9), rate=2000.0))
+    row = ScenarioResult(run(Scripted(1e9), rate=2000.0))
     assert row.predicted_ns("p99") is None
     assert "capacity" in row.caution
     about = {"model": "m", "kind": "k", "samples": 1, "sample_bytes": 1}
-    (cells,) = Served(about, "", (row,), None).table().rows
+    (cells,) = ServingResult(about, "", (row,), None).table().rows
     assert "grows" in cells
 
 
@@ -98,7 +100,7 @@ def test_chosen_rates_and_refusals_are_not_retried() -> None:
 
 def test_a_server_is_planned_somewhat_below_its_capacity() -> None:
     session = cast(Session, Scripted(1000.0))
-    planned = plan(session, SCENARIOS["server"], Wishes(seconds=1.0))
+    planned = plan(session, SCENARIOS["server"], LoadTestConfig(seconds=1.0))
     assert 300 < planned.rate < session.served().capacity(BatchPolicy(), 1)
 
 

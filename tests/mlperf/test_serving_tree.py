@@ -12,9 +12,9 @@ import pytest
 
 from slipstream.errors import SlipstreamError
 from slipstream.mlperf.serving import (
+    LoadTestConfig,
     Place,
     Session,
-    Wishes,
     audits,
     benchmark,
     check,
@@ -30,7 +30,7 @@ Plant = Callable[[Path], None]
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three scenarios of a real model under the real LoadGen, with audits."""
     root = tmp_path_factory.mktemp("results")
-    wishes = Wishes(seconds=SECONDS, rate=2000.0, bound_ns=1e9)
+    config = LoadTestConfig(seconds=SECONDS, rate=2000.0, bound_ns=1e9)
     with (
         pytest.MonkeyPatch.context() as patch,
         Session(f"{SYSTEMS}:honest", f"{SYSTEMS}:samples") as session,
@@ -38,7 +38,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # An audit must not be inconclusive on a busy machine.
         patch.setattr(audits, "_FAST_TOLERANCE", 9.0)
         found = benchmark(
-            session, scenarios("single-stream,server,offline"), wishes,
+            session, scenarios("single-stream,server,offline"), config,
             place=Place.of(root, "honest"), audits=("TEST01", "TEST04"), gate=0.99,
         )  # fmt: skip
     assert found.accuracy == 1.0

@@ -19,8 +19,8 @@ from slipstream_bench.programs import large_program, random_program
 seeds = st.integers(0, 2**32 - 1)
 
 
-def drawn(seed: int, **wishes: Any) -> Program:
-    return random_program(np.random.default_rng(seed), **wishes)
+def drawn(seed: int, **config: Any) -> Program:
+    return random_program(np.random.default_rng(seed), **config)
 
 
 def bits(schedule: Schedule) -> tuple[bytes, bytes, bytes]:

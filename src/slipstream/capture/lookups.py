@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from slipstream.capture.events import Dispatched
 from slipstream.capture.modules import ROOT
-from slipstream.graph import MOST_IDS, TableIds
+from slipstream.graph import MAX_HOT_IDS, TableIds
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,7 @@ def _summary(table: _Table) -> TableIds:
     # 1, 2, 4, ... and all of them.
     ends = [2**k for k in range((len(distinct) - 1).bit_length())] + [len(distinct)]
     sizes = np.concatenate(table.bag_sizes) if table.bag_sizes else np.empty(0, np.int64)
-    hot = order[:MOST_IDS]
+    hot = order[:MAX_HOT_IDS]
     return TableIds(
         table=table.name,
         rows=table.rows,

@@ -157,12 +157,19 @@ def serve(
         slipstream mlperf serve int8.tflite --against fp32.tflite --data cifar10_jpeg --time 1s
     """
     from slipstream.cli._output import emit_result, progress
-    from slipstream.mlperf.serving import AUDITS, Place, Wishes, benchmark, compare, scenarios
+    from slipstream.mlperf.serving import (
+        AUDITS,
+        LoadTestConfig,
+        Place,
+        benchmark,
+        compare,
+        scenarios,
+    )
     from slipstream.units import parse_duration_ns
     from slipstream.verbs.goals import parse_rate
 
     selected = scenarios(scenario)
-    wishes = Wishes(
+    config = LoadTestConfig(
         None if official else parse_duration_ns(seconds, "--time") / 1e9,
         None if latency_bound is None else parse_duration_ns(latency_bound, "--latency-bound"),
         rate=None if rate is None else parse_rate(rate),
@@ -176,10 +183,10 @@ def serve(
     with progress("mlperf serve") as report, opened(report, model, technique=technique) as session:
         if against is not None:
             with opened(report, against, technique=None) as base:
-                compared = compare(base, session, selected, wishes, report=report)
+                compared = compare(base, session, selected, config, report=report)
         else:
             place = None if output is None else Place.of(output, session.about["model"])
-            measured = benchmark(session, selected, wishes, place=place, audits=audits, gate=gate)
+            measured = benchmark(session, selected, config, place=place, audits=audits, gate=gate)
     if against is not None:
         emit_result(compared, compared.table(), as_json=as_json)
     else:
@@ -216,10 +223,10 @@ def peak(
         slipstream mlperf peak model.tflite --data cifar10_jpeg --latency-bound 10ms --batch 8
     """
     from slipstream.cli._output import emit_result, progress
-    from slipstream.mlperf.serving import Wishes, find_peak
+    from slipstream.mlperf.serving import LoadTestConfig, find_peak
     from slipstream.units import parse_duration_ns
 
-    wishes = Wishes(
+    config = LoadTestConfig(
         parse_duration_ns(seconds, "--time") / 1e9,
         parse_duration_ns(latency_bound, "--latency-bound"),
     )
@@ -228,7 +235,7 @@ def peak(
         threads=threads, technique=technique, settings=settings, value_range=value_range,
         limit=limit, call_timeout=call_timeout,
     ) as session:  # fmt: skip
-        sustained = find_peak(session, wishes, width)
+        sustained = find_peak(session, config, width)
     emit_result(sustained, sustained.table(), as_json=as_json)
 
 

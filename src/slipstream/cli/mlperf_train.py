@@ -169,9 +169,9 @@ def check(
     slipstream mlperf check fashion_cnn results/arm_0 --runs 5
     """
     from slipstream.cli._output import emit_result
-    from slipstream.mlperf.training.listing import Checked
+    from slipstream.mlperf.training.listing import CheckResult
 
-    checked = Checked.of(task, folder, runs, as_checker=as_checker)
+    checked = CheckResult.of(task, folder, runs, as_checker=as_checker)
     emit_result(checked, checked.table(), as_json=as_json)
     if checked.violations:
         raise typer.Exit(1)

@@ -19,7 +19,7 @@ from slipstream.graph.replicate import replicate
 from slipstream.graph.scheduling import schedule
 from slipstream.graph.select import TaskSelection
 from slipstream.graph.statistics import (
-    MOST_IDS,
+    MAX_HOT_IDS,
     GradientNoise,
     ModuleZeros,
     Spectrum,
@@ -59,8 +59,8 @@ from slipstream.graph.views.perfetto import to_perfetto, write_perfetto
 __all__ = [
     "CLOSURE_RANGE",
     "ITEM_BYTES",
+    "MAX_HOT_IDS",
     "MODULE_RANGE",
-    "MOST_IDS",
     "NETWORK",
     "PROVENANCES",
     "SCALAR_TYPE",

@@ -22,7 +22,7 @@ from slipstream.errors import GraphError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-MOST_IDS = 4096
+MAX_HOT_IDS = 4096
 """Maximum number of most frequent ids stored per table."""
 
 _LARGEST = sys.float_info.max
@@ -38,7 +38,7 @@ class TableIds:
         rows, dimension, item_bytes: the table has ``rows * dimension`` values of `item_bytes`.
         lookups: number of ids looked up, including padding, over all recorded steps.
         distinct: number of distinct ids.
-        hot_ids, hot_counts: the most frequent ids and their counts, at most `MOST_IDS`; of
+        hot_ids, hot_counts: the most frequent ids and their counts, at most `MAX_HOT_IDS`; of
             equally frequent ones the smaller first.
         top_share: entry k is the share of lookups of the 2^k most frequent ids; the last is 1.
         frequency: histogram of the distinct ids by number of lookups.
@@ -76,7 +76,7 @@ class TableIds:
     def share(self, count: int) -> float:
         """Return the share of lookups of the `count` most frequent ids: a cache's hit rate.
 
-        Beyond `MOST_IDS` it is interpolated between powers of two, which is a lower bound.
+        Beyond `MAX_HOT_IDS` it is interpolated between powers of two, which is a lower bound.
         """
         if count <= 0 or not self.lookups:
             return 0.0

@@ -18,7 +18,7 @@ from slipstream import mlperf
 from slipstream import technique as techniques
 from slipstream.errors import GraphError, UsageError
 from slipstream.measure.records import PredictionRecord
-from slipstream.mlperf.training.foresight import Expected, Foresight
+from slipstream.mlperf.training.forecast import ArmForecast, PredictedRatio
 from slipstream.mlperf.training.judge import BASELINE, arms_of, describe, random_seeds, spread_of
 from slipstream.mlperf.training.pilot import Pilot, pilots
 from slipstream.mlperf.training.tasks import Task
@@ -49,7 +49,7 @@ def predict_training(
     batch: int | None = None,
     seeds: int = PILOTS,
     report: Report = lambda line: None,
-) -> dict[str, Foresight]:
+) -> dict[str, ArmForecast]:
     """Predict what `slipstream.mlperf.training.time_to_quality` will find, by arm, for the ledger.
 
     Args:
@@ -73,20 +73,20 @@ def predict_training(
     forecasts = {}
     for name in arms:
         sample = times[name] if first == BASELINE else _over(times[name], times[first])
-        forecasts[name] = Foresight(name, sample, samples.get(name, sample))
-        if forecasts[name].time.known:
+        forecasts[name] = ArmForecast(name, sample, samples.get(name, sample))
+        if forecasts[name].time.is_predicted:
             past.record(_record(forecasts[name], task, first, runs, threads, batch, past))
     return forecasts
 
 
-def _over(time: Expected, baseline: Expected) -> Expected:
-    return next((p for p in (time, baseline) if not p.known), None) or time.over(baseline)
+def _over(time: PredictedRatio, baseline: PredictedRatio) -> PredictedRatio:
+    return next((p for p in (time, baseline) if not p.is_predicted), None) or time.over(baseline)
 
 
 def _times(
     target: str, task: Task, names: Sequence[str], past: History, threads: int, batch: int | None,
     report: Report,
-) -> dict[str, Expected]:  # fmt: skip
+) -> dict[str, PredictedRatio]:  # fmt: skip
     parsed = {name: techniques.parse(name) for name in names if name != BASELINE}
     distributed = {
         name for name, parts in parsed.items() if any(p.traits.is_distributed for p in parts)
@@ -94,7 +94,7 @@ def _times(
     alone = [name for name in parsed if name not in distributed]
     expected = dict.fromkeys(
         distributed,
-        Expected(basis="ranks on one machine share its cores; use predict --cluster"),
+        PredictedRatio(basis="ranks on one machine share its cores; use predict --cluster"),
     )
     if not alone:
         return expected
@@ -104,22 +104,22 @@ def _times(
         # Every run is a separate launch, so their mean covers how launches differ.
         graph = profile(workload, threads=threads, needs=needs, launches=False, report=report)
     except GraphError as error:
-        return expected | dict.fromkeys(alone, Expected(basis=error.what))
+        return expected | dict.fromkeys(alone, PredictedRatio(basis=error.what))
     predictions = predict(graph, alone, widen=past.widen, report=report)
     past.keep(predictions, task.name)
     return expected | {p.technique: _time(p) for p in predictions}
 
 
-def _time(prediction: Prediction) -> Expected:
+def _time(prediction: Prediction) -> PredictedRatio:
     if isinstance(prediction, Refused):
-        return Expected(basis=prediction.in_words, applies=prediction.busy)
-    return Expected(prediction.ratio, prediction.low, prediction.high, "the step's graph")
+        return PredictedRatio(basis=prediction.in_words, applies=prediction.busy)
+    return PredictedRatio(prediction.ratio, prediction.low, prediction.high, "the step's graph")
 
 
 def _samples(
     target: str, task: Task, first: str, arms: Sequence[str], runs: int, threads: int,
     batch: int | None, seeds: Sequence[int], report: Report,
-) -> dict[str, Expected]:  # fmt: skip
+) -> dict[str, PredictedRatio]:  # fmt: skip
     """Predict the samples to the target by arm.
 
     The interval is for the mean of `runs` runs, which scatter like the recorded reference's.
@@ -136,23 +136,25 @@ def _samples(
     for name in arms:
         if name not in shown:
             exact = kinds[first] is kinds[name] is QualityKind.EXACT
-            expected[name] = Expected.of(1.0, 0.0 if exact else chance, f"{kinds[name]} numbers")
+            expected[name] = PredictedRatio.of(
+                1.0, 0.0 if exact else chance, f"{kinds[name]} numbers"
+            )
         else:
             expected[name] = _shown(shown[name], chance)
     return expected
 
 
-def _shown(pilot: Pilot, chance: float) -> Expected:
+def _shown(pilot: Pilot, chance: float) -> PredictedRatio:
     if pilot.reason:
-        return Expected(basis=pilot.reason)
+        return PredictedRatio(basis=pilot.reason)
     logs = np.log(pilot.ratios)
     spread = float(np.std(logs, ddof=1)) if len(logs) > 1 else math.nan
     basis = f"{len(logs)} pilot{'s' * (len(logs) > 1)} of a quarter of a run, {pilot.cpu_s:.1f} s"
-    return Expected.of(math.exp(float(np.mean(logs))), math.hypot(chance, spread), basis)
+    return PredictedRatio.of(math.exp(float(np.mean(logs))), math.hypot(chance, spread), basis)
 
 
 def _record(
-    forecast: Foresight, task: Task, first: str, runs: int, threads: int, batch: int | None,
+    forecast: ArmForecast, task: Task, first: str, runs: int, threads: int, batch: int | None,
     past: History,
 ) -> PredictionRecord:  # fmt: skip
     time_ratio = forecast.time

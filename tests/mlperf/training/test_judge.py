@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, UsageError, WorkloadError
-from slipstream.mlperf.training import SUITE, Judged, Task, time_to_quality
+from slipstream.mlperf.training import SUITE, Task, TrainingResult, time_to_quality
 from slipstream.mlperf.training.evidence import OpenedFiles, Samples, hashes
 from slipstream.mlperf.training.log import found, read
 from slipstream.mlperf.training.tasks import load, recorded
@@ -161,7 +161,7 @@ def test_hashes_depend_on_the_content_of_samples() -> None:
     assert samples.shared == pytest.approx(1 / 3)
 
 
-def test_custom_task_reports_its_detectable_difference(judged: Judged) -> None:
+def test_custom_task_reports_its_detectable_difference(judged: TrainingResult) -> None:
     first = judged.arms[0]
     runs = tuple(replace(first.runs[0], seed=n, samples=n) for n in (1000, 1100, 1250))
     own = replace(judged, task=replace(judged.task, typical=0), arms=(replace(first, runs=runs),))
@@ -177,7 +177,7 @@ def own(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_pairs_share_seeds_and_arms_differ(judged: Judged) -> None:
+def test_pairs_share_seeds_and_arms_differ(judged: TrainingResult) -> None:
     base, thin = judged.arms
     assert [run.seed for run in base.runs] == [run.seed for run in thin.runs] == [11, 22, 33]
     assert len({run.digest for arm in judged.arms for run in arm.runs}) == 6
@@ -186,12 +186,12 @@ def test_pairs_share_seeds_and_arms_differ(judged: Judged) -> None:
     assert json.loads((base.folder.parent / "result.json").read_text())["arms"][0]["runs"]
 
 
-def test_equal_seeds_give_equal_losses(judged: Judged, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_losses(judged: TrainingResult, tmp_path: Path) -> None:
     again = time_to_quality("digits", seeds=[11], folder=tmp_path / "again")
     assert again.arms[0].runs[0].digest == judged.arms[0].runs[0].digest
 
 
-def test_run_ends_with_the_evaluation_that_reaches_the_target(judged: Judged) -> None:
+def test_run_ends_with_the_evaluation_that_reaches_the_target(judged: TrainingResult) -> None:
     for run in judged.arms[0].runs:
         events = read(Path(run.log))
         qualities = [float(event.value) for event in found(events, "eval_accuracy")]

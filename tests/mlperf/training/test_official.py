@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_rules import PLANTED, logs_of
 
-from slipstream.mlperf.training import Judged, check_run, olympic
+from slipstream.mlperf.training import TrainingResult, check_run, olympic
 from slipstream.mlperf.training.log import TOKEN, Event
 from slipstream.mlperf.training.rules import seconds_of
 from slipstream.mlperf.training.tasks import Task
@@ -87,7 +87,9 @@ INEXPRESSIBLE = {
 }  # fmt: skip
 
 
-def test_official_checker_rejects_planted_violations_only(judged: Judged, tmp_path: Path) -> None:
+def test_official_checker_rejects_planted_violations_only(
+    judged: TrainingResult, tmp_path: Path
+) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(official_rules(judged.task, "adam"))
     for run in (run for arm in judged.arms for run in arm.runs):
@@ -99,7 +101,7 @@ def test_official_checker_rejects_planted_violations_only(judged: Judged, tmp_pa
 
 
 def test_official_verdicts_and_scores_of_random_results_agree(
-    judged: Judged, tmp_path: Path
+    judged: TrainingResult, tmp_path: Path
 ) -> None:
     """100 runs with zero to two planted violations each."""
     summary: Any = pytest.importorskip("mlperf_logging.result_summarizer.result_summarizer")
@@ -127,7 +129,7 @@ def test_official_verdicts_and_scores_of_random_results_agree(
         assert ours == pytest.approx(theirs)
 
 
-def test_score_equals_the_official_summarizers(judged: Judged) -> None:
+def test_score_equals_the_official_summarizers(judged: TrainingResult) -> None:
     summary: Any = pytest.importorskip("mlperf_logging.result_summarizer.result_summarizer")
     parser: Any = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
     minutes = []

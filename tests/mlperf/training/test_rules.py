@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.mlperf.training import Judged, check_set
+from slipstream.mlperf.training import TrainingResult, check_set
 from slipstream.mlperf.training.log import Event, read
 from slipstream.mlperf.training.rcp import Reference
 from slipstream.mlperf.training.rules import epochs_of
@@ -17,7 +17,7 @@ Logs = list[list[Event]]
 Plant = Callable[[Logs], Logs]
 
 
-def logs_of(judged: Judged) -> Logs:
+def logs_of(judged: TrainingResult) -> Logs:
     return [read(Path(run.log)) for run in judged.arms[0].runs]
 
 
@@ -129,20 +129,22 @@ PLANTED: dict[str, Plant] = {
 }
 
 
-def test_valid_result_has_no_violations(judged: Judged) -> None:
+def test_valid_result_has_no_violations(judged: TrainingResult) -> None:
     assert check_set(logs_of(judged), judged.task, runs=3, optimizer="adam") == []
     assert all(arm.violations == () for arm in judged.arms)
 
 
 @pytest.mark.parametrize("rule", PLANTED)
-def test_planted_violation_is_reported(judged: Judged, rule: str) -> None:
+def test_planted_violation_is_reported(judged: TrainingResult, rule: str) -> None:
     violations = check_set(PLANTED[rule](logs_of(judged)), judged.task, runs=3, optimizer="adam")
     texts = [violation.text for violation in violations if violation.rule == rule]
     assert texts
     assert all(texts)
 
 
-def test_closed_division_requires_the_references_optimizer_and_model(judged: Judged) -> None:
+def test_closed_division_requires_the_references_optimizer_and_model(
+    judged: TrainingResult,
+) -> None:
     closed = changed("submission_division", "closed", -1)(logs_of(judged))
     other = check_set(changed("opt_name", "lion")(closed), judged.task, runs=3, optimizer="adam")
     assert [violation.rule for violation in other] == ["optimizer changed"]
@@ -152,7 +154,7 @@ def test_closed_division_requires_the_references_optimizer_and_model(judged: Jud
     assert {violation.rule for violation in found} == {"model changed"}
 
 
-def test_convergence_may_not_be_too_fast(judged: Judged) -> None:
+def test_convergence_may_not_be_too_fast(judged: TrainingResult) -> None:
     logs = logs_of(judged)
     slow = Reference.of({24: [2.0 * epochs_of(events) for events in logs] * 3})
     (found,) = check_set(logs, judged.task, runs=3, reference=slow)

@@ -31,16 +31,16 @@ from slipstream.child import Child
 from slipstream.errors import SlipstreamError
 from slipstream.mlperf.serving import (
     SCENARIOS,
+    LoadTestConfig,
     Place,
     ServiceCurve,
     Session,
     Test,
-    Wishes,
     benchmark,
     check,
     find_peak,
-    measured,
     peak,
+    run_scenario,
     simulate,
 )
 from slipstream.mlperf.serving import statistics as stopping
@@ -363,13 +363,13 @@ def _valid(options: BenchOptions, folder: Path) -> Iterator[Bar]:
     bar = "scenarios x runtimes, short, valid"
     if not options.wants(bar, 60):
         return
-    wishes, good, seconds, lacking = Wishes(seconds=0.5), 0, time.monotonic(), []
+    config, good, seconds, lacking = LoadTestConfig(seconds=0.5), 0, time.monotonic(), []
     for kind in _RUNTIMES:
         options.progress(f"all scenarios on {kind}")
         try:
             with _on(kind, folder) as session:
                 for scenario in SCENARIOS.values():
-                    run = measured(session, scenario, wishes)
+                    run = run_scenario(session, scenario, config)
                     good += run.valid
                     if not run.valid:
                         lacking.append(f"{kind} {scenario.name}: {run.reasons}")
@@ -450,7 +450,7 @@ def _random_systems(options: BenchOptions) -> Iterator[Bar]:
         scenario = SCENARIOS[chance.choice(list(SCENARIOS))]
         options.progress(f"{bar}: {number + 1} of {count}")
         with _timed(service) as session:
-            run = measured(session, scenario, Wishes(seconds=1.0))
+            run = run_scenario(session, scenario, LoadTestConfig(seconds=1.0))
         good += run.valid
         if not run.valid:
             bad.append(f"{scenario.name} of {service / 1e6:.3g} ms: {'; '.join(run.reasons)}")
@@ -473,7 +473,7 @@ def _peak(options: BenchOptions) -> Iterator[Bar]:
         # The capacity as served, since threads add to the time of each query.
         true = peak(session.served(), _BOUND_NS, 0.99)
         began = time.monotonic()
-        found = find_peak(session, Wishes(seconds=seconds, bound_ns=_BOUND_NS))
+        found = find_peak(session, LoadTestConfig(seconds=seconds, bound_ns=_BOUND_NS))
         ours = time.monotonic() - began
         began = time.monotonic()
         theirs = session.run(
@@ -529,9 +529,9 @@ _BATCHERS = (BatchPolicy(1), BatchPolicy(8), BatchPolicy(8, 2_000_000))
 
 
 def _p99(session: Session) -> tuple[float, float]:
-    """Return predicted and measured p99 at the rate that `measured` chooses."""
-    wishes = Wishes(seconds=4.0, bound_ns=1e9)
-    run = measured(session, SCENARIOS["server"], wishes)
+    """Return predicted and measured p99 at the rate that `run_scenario` chooses."""
+    config = LoadTestConfig(seconds=4.0, bound_ns=1e9)
+    run = run_scenario(session, SCENARIOS["server"], config)
     # NaN if other programs disturbed the calibration.
     predicted = math.nan if run.predicted is None else run.predicted.percentile_ns(0.99)
     return predicted, run.latencies_ns["p99"]
@@ -539,7 +539,7 @@ def _p99(session: Session) -> tuple[float, float]:
 
 def _highest(session: Session) -> tuple[float, float]:
     """Return the peak predicted before any run, and the one found by search."""
-    peaks = find_peak(session, Wishes(seconds=3.0, bound_ns=15e6))
+    peaks = find_peak(session, LoadTestConfig(seconds=3.0, bound_ns=15e6))
     return peaks.predicted, peaks.rate
 
 
@@ -603,7 +603,7 @@ def _official(options: BenchOptions, folder: Path) -> Iterator[Bar]:
     audits = ("TEST01", "TEST04")
     with _timed(_OFFICIAL_NS) as session:
         served = benchmark(
-            session, chosen, Wishes(seconds=None), place=Place.of(folder / "tree", "timed"),
+            session, chosen, LoadTestConfig(seconds=None), place=Place.of(folder / "tree", "timed"),
             audits=audits, gate=0.5,
         )  # fmt: skip
     defects = check(

@@ -3,7 +3,8 @@
     from slipstream.mlperf import serving
 
     with serving.Session("model.onnx", "digits") as session:
-        result = serving.benchmark(session, serving.scenarios("all"), serving.Wishes(seconds=5))
+        config = serving.LoadTestConfig(seconds=5)
+        result = serving.benchmark(session, serving.scenarios("all"), config)
 
 The model and LoadGen run in a supervised child process, so that crashes and hangs become errors
 with their cause. Runs that are shorter than the rules require are never called MLPerf results.
@@ -17,24 +18,24 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.mlperf.serving.audits import AUDITS, Audit, audit
-    from slipstream.mlperf.serving.checking import Checked, check
-    from slipstream.mlperf.serving.comparing import Compared, compare
+    from slipstream.mlperf.serving.checking import CheckResult, check
+    from slipstream.mlperf.serving.comparing import ServingComparison, compare
     from slipstream.mlperf.serving.peaks import Peak, find_peak
-    from slipstream.mlperf.serving.planning import Wishes, measured
+    from slipstream.mlperf.serving.planning import LoadTestConfig, run_scenario
     from slipstream.mlperf.serving.queueing import Load, ServiceCurve, peak, simulate
-    from slipstream.mlperf.serving.results import Served, benchmark
+    from slipstream.mlperf.serving.results import ServingResult, benchmark
     from slipstream.mlperf.serving.rules import SCENARIOS, Scenario, Test, scenarios
     from slipstream.mlperf.serving.session import LoadTestRun, Session
     from slipstream.mlperf.serving.tree import Place
 
 _HOMES = {
     "audits": ("AUDITS", "Audit", "audit"),
-    "checking": ("Checked", "check"),
-    "comparing": ("Compared", "compare"),
+    "checking": ("CheckResult", "check"),
+    "comparing": ("ServingComparison", "compare"),
     "peaks": ("Peak", "find_peak"),
-    "planning": ("Wishes", "measured"),
+    "planning": ("LoadTestConfig", "run_scenario"),
     "queueing": ("Load", "ServiceCurve", "peak", "simulate"),
-    "results": ("Served", "benchmark"),
+    "results": ("ServingResult", "benchmark"),
     "rules": ("SCENARIOS", "Scenario", "Test", "scenarios"),
     "session": ("LoadTestRun", "Session"),
     "tree": ("Place",),
@@ -45,25 +46,25 @@ __all__ = [
     "AUDITS",
     "SCENARIOS",
     "Audit",
-    "Checked",
-    "Compared",
+    "CheckResult",
     "Load",
+    "LoadTestConfig",
     "LoadTestRun",
     "Peak",
     "Place",
     "Scenario",
-    "Served",
     "ServiceCurve",
+    "ServingComparison",
+    "ServingResult",
     "Session",
     "Test",
-    "Wishes",
     "audit",
     "benchmark",
     "check",
     "compare",
     "find_peak",
-    "measured",
     "peak",
+    "run_scenario",
     "scenarios",
     "simulate",
 ]

@@ -85,7 +85,7 @@ def audit(
     open_session: Callable[[], Session],
     session: Session,
     scenario: Scenario,
-    wishes: planning.Wishes,
+    config: planning.LoadTestConfig,
     folder: Path | None = None,
     earlier: Mapping[str, tuple[Audit, Path | None]] | None = None,
 ) -> list[Audit]:
@@ -108,14 +108,14 @@ def audit(
     for name in names:
         place = folder and folder / name
         if name == "TEST01":
-            audits.append(_same_answers(session, scenario, wishes, place))
+            audits.append(_same_answers(session, scenario, config, place))
         elif earlier and name in earlier:
             previous, previous_logs = earlier[name]
             if previous_logs is not None and place is not None:
                 shutil.copytree(previous_logs, place, dirs_exist_ok=True)
             audits.append(previous)
         elif name == "TEST04":
-            audits.append(_same_sample(session, wishes, place))
+            audits.append(_same_sample(session, config, place))
         else:
             with open_session() as fresh:
                 audits.append(_unseen(fresh, place))
@@ -130,14 +130,17 @@ def need_audits(names: Sequence[str]) -> None:
 
 
 def _same_answers(
-    session: Session, scenario: Scenario, wishes: planning.Wishes, folder: Path | None = None
+    session: Session,
+    scenario: Scenario,
+    config: planning.LoadTestConfig,
+    folder: Path | None = None,
 ) -> Audit:
     """Compare answers of a performance run with those of the accuracy run (TEST01)."""
     place = folder or session.scratch("TEST01")
     # The reference uses single queries, among which no answer can be dropped or swapped.
     alone = SCENARIOS["single-stream"]
     reference = planning.accuracy(session, alone, place / "accuracy")
-    test = replace(planning.plan(session, scenario, wishes), log_answers=_LOGGED_ANSWERS)
+    test = replace(planning.plan(session, scenario, config), log_answers=_LOGGED_ANSWERS)
     run = session.run(test, place / "performance" / "run_1")
     expected = dict(logs.read_answers(reference.folder / logs.ACCURACY))
     answers = logs.read_answers(run.folder / logs.ACCURACY)
@@ -149,11 +152,13 @@ def _same_answers(
     return Audit("TEST01", scenario.name, passed, finding, None, wrong, len(answers))
 
 
-def _same_sample(session: Session, wishes: planning.Wishes, folder: Path | None = None) -> Audit:
+def _same_sample(
+    session: Session, config: planning.LoadTestConfig, folder: Path | None = None
+) -> Audit:
     """Compare repeating one sample with random samples (TEST04)."""
     scenario = SCENARIOS["single-stream"]
     plain = replace(
-        planning.plan(session, scenario, wishes), min_duration_s=wishes.duration_s / _LOOKS[0]
+        planning.plan(session, scenario, config), min_duration_s=config.duration_s / _LOOKS[0]
     )
 
     def one_round(_number: int) -> list[float]:

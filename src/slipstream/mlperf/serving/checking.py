@@ -51,7 +51,7 @@ class Defect:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """The result of a check.
 
     Attributes:
@@ -87,7 +87,7 @@ def check(
     min_duration_s: float = OFFICIAL_DURATION_S,
     required: Sequence[str] = (),
     audits: Sequence[str] = AUDITS,
-) -> Checked:
+) -> CheckResult:
     """Check the tree at `root`.
 
     Args:
@@ -121,7 +121,7 @@ def check(
         scenario = tree.titled(folder.name)
         assert scenario is not None
         defects += _scenario(folder, scenario, min_duration_s, audits)
-    return Checked(tuple(str(path.relative_to(root)) for path in folders), tuple(defects))
+    return CheckResult(tuple(str(path.relative_to(root)) for path in folders), tuple(defects))
 
 
 def _scenario(

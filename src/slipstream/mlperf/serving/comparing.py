@@ -38,7 +38,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ServingComparison:
     """The result of ``slipstream mlperf serve A --against B``.
 
     Attributes:
@@ -87,11 +87,11 @@ def compare(
     base: Session,
     other: Session,
     chosen: Sequence[Scenario],
-    wishes: planning.Wishes,
+    config: planning.LoadTestConfig,
     *,
     blocks: int = _BLOCKS,
     report: Callable[[str], None] = lambda line: None,
-) -> Compared:
+) -> ServingComparison:
     """Measure two systems alternately.
 
     Args:
@@ -104,18 +104,18 @@ def compare(
     contrasts = []
     for scenario in chosen:
         report(f"comparing: {scenario.name}")
-        contrasts.append(Contrast(scenario, _claim(base, other, scenario, wishes, blocks)))
+        contrasts.append(Contrast(scenario, _claim(base, other, scenario, config, blocks)))
     correct = [
         planning.accuracy(session, chosen[0]).value if session.labelled else None
         for session in (base, other)
     ]
-    return Compared((base.title, other.title), tuple(contrasts), (correct[0], correct[1]))
+    return ServingComparison((base.title, other.title), tuple(contrasts), (correct[0], correct[1]))
 
 
 def _claim(
-    base: Session, other: Session, scenario: Scenario, wishes: planning.Wishes, blocks: int
+    base: Session, other: Session, scenario: Scenario, config: planning.LoadTestConfig, blocks: int
 ) -> Claim:
-    tests = [planning.plan(session, scenario, wishes) for session in (base, other)]
+    tests = [planning.plan(session, scenario, config) for session in (base, other)]
     # A rate that both sustain, and a hint with which neither runs out of queries.
     slower = min(tests, key=lambda test: test.rate)
     expected_ns = min(test.expected_ns for test in tests)

@@ -75,37 +75,37 @@ class Peak:
         }  # fmt: skip
 
 
-def find_peak(session: Session, wishes: planning.Wishes, width: float = 0.03) -> Peak:
+def find_peak(session: Session, config: planning.LoadTestConfig, width: float = 0.03) -> Peak:
     """Find the highest rate within the bound, to a bracket of relative `width`."""
-    curve, bound = session.served(), planning.bound_of(session, wishes)
-    predicted = _peak(session, curve, bound, wishes.percentile)
+    curve, bound = session.served(), planning.bound_of(session, config)
+    predicted = _peak(session, curve, bound, config.percentile)
     low, high = 0.0, math.inf
     runs: list[LoadTestRun] = []
     rate = predicted or 0.5 * curve.capacity(session.policy, session.workers)
     for _ in range(_SCOUTS):
-        test = _test(rate, bound, wishes)
+        test = _test(rate, bound, config)
         scout = replace(
             test, min_duration_s=test.min_duration_s / _SHORTER,
             min_queries=max(1, test.min_queries // _SHORTER), percentile=_SCOUT_PERCENTILE,
         )  # fmt: skip
         curve = _corrected(session, curve, session.run(scout))
-        rate = _peak(session, curve, bound, wishes.percentile) or rate / 2
+        rate = _peak(session, curve, bound, config.percentile) or rate / 2
     while len(runs) < _MAX_RUNS and not high / max(low, 1e-9) <= 1 + width:
-        run = session.run(_test(rate, bound, wishes))
+        run = session.run(_test(rate, bound, config))
         runs.append(run)
         if run.valid:
             low = max(low, rate)
         else:
             high = min(high, rate)
         curve = _corrected(session, curve, run)
-        met = _peak(session, curve, bound, wishes.percentile)
+        met = _peak(session, curve, bound, config.percentile)
         rate = _within(met, low, high, width)
-    return Peak(low, high, predicted, bound, wishes.percentile, tuple(runs))
+    return Peak(low, high, predicted, bound, config.percentile, tuple(runs))
 
 
-def _test(rate: float, bound_ns: float, wishes: planning.Wishes) -> Test:
-    test = Test("server", rate=rate, bound_ns=bound_ns, min_duration_s=wishes.duration_s)
-    return planning.supported(test, wishes.percentile, 1e9 / rate, wishes)
+def _test(rate: float, bound_ns: float, config: planning.LoadTestConfig) -> Test:
+    test = Test("server", rate=rate, bound_ns=bound_ns, min_duration_s=config.duration_s)
+    return planning.supported(test, config.percentile, 1e9 / rate, config)
 
 
 def _peak(session: Session, curve: ServiceCurve, bound_ns: float, percentile: float) -> float:

@@ -39,7 +39,7 @@ _BOUND_NS = 15e6
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LoadTestConfig:
     """Duration, latency bound, percentile and rate of a load test.
 
     Attributes:
@@ -68,37 +68,37 @@ class Wishes:
         return OFFICIAL_DURATION_S if self.seconds is None else self.seconds
 
 
-def bound_of(session: Session, wishes: Wishes) -> float:
+def bound_of(session: Session, config: LoadTestConfig) -> float:
     """Return the bound of the server's percentile in ns."""
-    return wishes.bound_ns or max(_BOUND_NS, 10 * session.curve().median_ns(1))
+    return config.bound_ns or max(_BOUND_NS, 10 * session.curve().median_ns(1))
 
 
-def plan(session: Session, scenario: Scenario, wishes: Wishes) -> Test:
+def plan(session: Session, scenario: Scenario, config: LoadTestConfig) -> Test:
     """Plan the run of `scenario` that is closest to the rules in the given time."""
-    curve, seconds = session.curve(), wishes.duration_s
+    curve, seconds = session.curve(), config.duration_s
     if scenario.name == "offline":
         rate = _HEADROOM * curve.capacity(session.policy, session.workers)
-        samples = OFFICIAL_OFFLINE_SAMPLES if wishes.seconds is None else 1
+        samples = OFFICIAL_OFFLINE_SAMPLES if config.seconds is None else 1
         return _bounded(Test("offline", min_duration_s=seconds, min_queries=samples, rate=rate))
     if scenario.name == "server":
-        bound = bound_of(session, wishes)
-        rate = wishes.rate or _SAFE_RATE * queueing.peak(
-            session.served(), bound, wishes.percentile, session.policy, workers=session.workers
+        bound = bound_of(session, config)
+        rate = config.rate or _SAFE_RATE * queueing.peak(
+            session.served(), bound, config.percentile, session.policy, workers=session.workers
         )
         rate = rate or 0.1 * curve.capacity(session.policy, session.workers)
         test = Test("server", min_duration_s=seconds, rate=rate, bound_ns=bound)
-        return supported(test, wishes.percentile, 1e9 / rate, wishes)
+        return supported(test, config.percentile, 1e9 / rate, config)
     query_ns = curve.median_ns(8 if scenario.name == "multi-stream" else 1)
     test = Test(scenario.name, min_duration_s=seconds, expected_ns=query_ns / _HEADROOM)
-    return supported(test, scenario.percentile or 0.9, query_ns, wishes)
+    return supported(test, scenario.percentile or 0.9, query_ns, config)
 
 
-def supported(test: Test, percentile: float, query_ns: float, wishes: Wishes) -> Test:
+def supported(test: Test, percentile: float, query_ns: float, config: LoadTestConfig) -> Test:
     """Return `test` with a percentile that its duration can support, and enough queries for it."""
     rules = SCENARIOS[test.scenario]
-    if wishes.seconds is None:
+    if config.seconds is None:
         return _bounded(replace(test, percentile=percentile, min_queries=rules.queries))
-    percentile = percentile_for(percentile, _STRETCH * wishes.seconds * 1e9 / query_ns)
+    percentile = percentile_for(percentile, _STRETCH * config.seconds * 1e9 / query_ns)
     needed = min(rules.queries, min_queries(percentile))
     return _bounded(replace(test, percentile=percentile, min_queries=needed))
 
@@ -113,33 +113,33 @@ def _bounded(test: Test) -> Test:
     return replace(test, min_duration_s=test.min_duration_s * _MAX_QUERIES_MADE / test.queries_made)
 
 
-def measured(
-    session: Session, scenario: Scenario, wishes: Wishes, folder: Path | None = None
+def run_scenario(
+    session: Session, scenario: Scenario, config: LoadTestConfig, folder: Path | None = None
 ) -> LoadTestRun:
     """Run `scenario` for performance, and repeat it if the hints were wrong.
 
     A server's rate that the user chose is not changed, even if the bound is missed.
     """
-    test: Test | None = plan(session, scenario, wishes)
+    test: Test | None = plan(session, scenario, config)
     attempts = 0
     while test is not None:
         attempts += 1
         predicted = predict_load(session, test) if scenario.name == "server" else None
         run = replace(session.run(test, folder), attempts=attempts, predicted=predicted)
-        test = _corrected(run, wishes) if attempts < _ATTEMPTS else None
+        test = _corrected(run, config) if attempts < _ATTEMPTS else None
     return run
 
 
-def _corrected(run: LoadTestRun, wishes: Wishes) -> Test | None:
+def _corrected(run: LoadTestRun, config: LoadTestConfig) -> Test | None:
     """Return the test with hints corrected from its run; None if they were right."""
     if run.valid or run.refused:
         return None
     test, values = run.test, run.values
     if test.scenario == "server":
-        if wishes.rate is not None:
+        if config.rate is not None:
             return None
         rate = _SLOWER * min(test.rate, run.value or test.rate)
-        return supported(replace(test, rate=rate), wishes.percentile, 1e9 / rate, wishes)
+        return supported(replace(test, rate=rate), config.percentile, 1e9 / rate, config)
     if values.get("result_min_duration_met") and values.get("result_min_queries_met"):
         return None
     if test.scenario == "offline":

@@ -17,7 +17,7 @@ from slipstream.units import format_duration, format_percent
 
 
 @dataclass(frozen=True)
-class Row:
+class ScenarioResult:
     """A scenario's run with the prediction made before it."""
 
     run: LoadTestRun
@@ -69,7 +69,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingResult:
     """The result of ``slipstream mlperf serve``.
 
     Attributes:
@@ -81,7 +81,7 @@ class Served:
 
     about: Mapping[str, Any]
     policy: str
-    rows: tuple[Row, ...]
+    rows: tuple[ScenarioResult, ...]
     accuracy: float | None
     audits: tuple[Audit, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -107,7 +107,7 @@ class Served:
 
     def table(self) -> Table:
         """Return a table with a row per scenario."""
-        fields: tuple[Field[Row], ...] = (
+        fields: tuple[Field[ScenarioResult], ...] = (
             Field.of("scenario", lambda row: row.run.test.scenario),
             Field.of("valid", lambda row: "yes" if row.run.valid else "no"),
             Field.number("result", lambda row: row.result),
@@ -150,7 +150,7 @@ class Served:
         }
 
 
-def _predicted(row: Row) -> str:
+def _predicted(row: ScenarioResult) -> str:
     if row.run.predicted is not None and not row.run.predicted.keeps_up:
         return "grows"
     p99_ns = row.predicted_ns("p99")
@@ -160,12 +160,12 @@ def _predicted(row: Row) -> str:
 def benchmark(
     session: Session,
     chosen: Sequence[Scenario],
-    wishes: planning.Wishes,
+    config: planning.LoadTestConfig,
     *,
     place: Place | None = None,
     audits: Sequence[str] = (),
     gate: float | None = None,
-) -> Served:
+) -> ServingResult:
     """Run each scenario for performance, and one for accuracy if samples have labels.
 
     Args:
@@ -184,9 +184,9 @@ def benchmark(
     for scenario in chosen:
         folder = None if place is None else place.scenario(scenario)
         logs = None if place is None else place.performance(scenario)
-        run = planning.measured(session, scenario, wishes, logs)
-        rows.append(Row(run))
-        audited = audit(audits, session.again, session, scenario, wishes, folder, earlier)
+        run = planning.run_scenario(session, scenario, config, logs)
+        rows.append(ScenarioResult(run))
+        audited = audit(audits, session.again, session, scenario, config, folder, earlier)
         distinct += [found for found in audited if found not in distinct]
         earlier = {found.name: (found, folder and folder / found.name) for found in audited}
         if place is not None or (session.labelled and correct is None):
@@ -199,4 +199,4 @@ def benchmark(
             )  # fmt: skip
     if place is not None:
         write_system(place)
-    return Served(session.about, str(session.policy), tuple(rows), correct, tuple(distinct))
+    return ServingResult(session.about, str(session.policy), tuple(rows), correct, tuple(distinct))

@@ -12,7 +12,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.mlperf.training.compare import Verdict
-    from slipstream.mlperf.training.judge import Judged, time_to_quality
+    from slipstream.mlperf.training.judge import TrainingResult, time_to_quality
     from slipstream.mlperf.training.rcp import Reference
     from slipstream.mlperf.training.rules import Violation, check_run, check_set
     from slipstream.mlperf.training.score import olympic
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "compare": ("Verdict",),
-    "judge": ("Judged", "time_to_quality"),
+    "judge": ("TrainingResult", "time_to_quality"),
     "rcp": ("Reference",),
     "rules": ("Violation", "check_run", "check_set"),
     "score": ("olympic",),
@@ -32,9 +32,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "SUITE",
-    "Judged",
     "Reference",
     "Task",
+    "TrainingResult",
     "Verdict",
     "Violation",
     "accuracy",

@@ -22,7 +22,7 @@ from slipstream.durations.durations import cache_folder, one_pool
 from slipstream.errors import ChildError, InvalidArgumentError, UsageError
 from slipstream.files import write_text
 from slipstream.mlperf.training.compare import Outcome, Verdict, detectable
-from slipstream.mlperf.training.foresight import Foresight, foresight_table
+from slipstream.mlperf.training.forecast import ArmForecast, forecast_table
 from slipstream.mlperf.training.log import Log, read, value_of
 from slipstream.mlperf.training.rcp import Check, Reference
 from slipstream.mlperf.training.rules import Violation, check_set, epochs_of
@@ -50,7 +50,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Judged:
+class TrainingResult:
     """All arms of a task, the baseline first.
 
     Attributes:
@@ -61,7 +61,7 @@ class Judged:
     task: Task
     arms: tuple[Arm, ...]
     division: str
-    predictions: Mapping[str, Foresight] = field(default_factory=dict)
+    predictions: Mapping[str, ArmForecast] = field(default_factory=dict)
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -109,7 +109,7 @@ class Judged:
         )
         if not self.predictions:
             return [arms, factors]
-        return [arms, factors, foresight_table(self.predictions, self.verdicts)]
+        return [arms, factors, forecast_table(self.predictions, self.verdicts)]
 
     def to_json(self) -> dict[str, Any]:
         """Return all arms, verdicts and predictions as JSON."""
@@ -223,9 +223,9 @@ def time_to_quality(
     target_quality: float | None = None,
     most_epochs: float | None = None,
     seeds: Sequence[int] | None = None,
-    predictions: Mapping[str, Foresight] | None = None,
+    predictions: Mapping[str, ArmForecast] | None = None,
     report: Report = lambda line: None,
-) -> Judged:
+) -> TrainingResult:
     """Train a task `runs` times without techniques and with each combination of techniques.
 
     Args:
@@ -272,7 +272,7 @@ def time_to_quality(
                 remedy="choose another --output",
             )
         place.mkdir(parents=True, exist_ok=True)
-    judged = Judged(task, (), division, predictions)
+    judged = TrainingResult(task, (), division, predictions)
     write_text(folder / "result.json", to_json(judged.to_json()))
     done: list[list[Outcome]] = [[] for _ in arms]
     order = np.random.default_rng(secrets.randbits(64))

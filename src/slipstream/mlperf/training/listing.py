@@ -56,7 +56,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """The result of checking a folder of logs against the rules.
 
     Attributes:
@@ -71,7 +71,7 @@ class Checked:
 
     @classmethod
     def of(cls, target: str, folder: Path, runs: int | None, *, as_checker: bool = False
-           ) -> Checked:  # fmt: skip
+           ) -> CheckResult:  # fmt: skip
         """Check the ``result_*.txt`` of a folder.
 
         Raises:

@@ -13,7 +13,7 @@ from slipstream.errors import UsageError
 from slipstream.measure.store import Store
 from slipstream.mlperf.training import time_to_quality
 from slipstream.mlperf.training.compare import Factor, Verdict
-from slipstream.mlperf.training.foresight import Expected, Foresight, foresight_table
+from slipstream.mlperf.training.forecast import ArmForecast, PredictedRatio, forecast_table
 from slipstream.mlperf.training.pilot import samples_ratio
 from slipstream.verbs.history import history
 from slipstream.verbs.training import METRIC, predict_training
@@ -40,14 +40,14 @@ def test_pilot_without_a_trend_predicts_nothing() -> None:
 
 
 def test_variances_of_factors_add_up() -> None:
-    sample = Expected.of(0.8, 0.03, "graph")
-    samples = Expected.of(1.5, 0.04, "pilot")
+    sample = PredictedRatio.of(0.8, 0.03, "graph")
+    samples = PredictedRatio.of(1.5, 0.04, "pilot")
     whole = sample.times(samples)
     assert whole.ratio == pytest.approx(1.2)
     assert math.log(whole.high / whole.ratio) == pytest.approx(1.645 * 0.05)
     assert sample.over(sample).ratio == pytest.approx(1)
-    assert not sample.times(Expected()).known
-    unsure = sample.times(Expected.of(1.5, math.nan, "pilot"))
+    assert not sample.times(PredictedRatio()).is_predicted
+    unsure = sample.times(PredictedRatio.of(1.5, math.nan, "pilot"))
     assert (unsure.ratio, math.isnan(unsure.low)) == (whole.ratio, True)
 
 
@@ -76,14 +76,14 @@ def test_predictions_are_stored_before_the_first_run(tmp_path: Path) -> None:
 
     factor = Factor(0.95, 0.9, 1.0, 0.1, 5)
     verdict = Verdict(name, factor, factor, factor, factor, False, 5, 5, 1.0, 1.0)
-    rows = foresight_table(predictions, [verdict]).rows
+    rows = forecast_table(predictions, [verdict]).rows
     assert [row[1] for row in rows] == ["time per sample", "samples", "time of all steps"]
 
 
 def test_ranks_on_one_machine_have_no_predicted_time(tmp_path: Path) -> None:
     with history(tmp_path / "results.db") as past:
         (prediction,) = predict_training("digits", ["ddp:workers=2"], past, seeds=0).values()
-    assert not prediction.sample.known
+    assert not prediction.sample.is_predicted
     assert "ranks" in prediction.sample.basis
     assert prediction.samples.basis == "no pilot was run"
     assert "time per sample not predicted" in prediction.sentence
@@ -107,15 +107,17 @@ def test_table_marks_measured_factors_inside_the_interval() -> None:
         1.0, 1.0, 1.0, 1.0, 5
     )  # fmt: skip
     verdict = Verdict("x", inside, exact, outside, outside, False, 5, 5, 1.0, 1.0)
-    predicted = Foresight(
-        "x", Expected.of(1.0, 0.05, "graph"), Expected.of(1.0, 0.0, "exact numbers")
+    predicted = ArmForecast(
+        "x", PredictedRatio.of(1.0, 0.05, "graph"), PredictedRatio.of(1.0, 0.0, "exact numbers")
     )
-    rows = foresight_table({"x": predicted}, [verdict]).rows
+    rows = forecast_table({"x": predicted}, [verdict]).rows
     assert [row[4] for row in rows] == ["yes", "yes", "no"]
     assert [row[3] for row in rows] == [
         "1.053x [1.000, 1.111]", "1.000x [1.000, 1.000]", "0.769x [0.714, 0.833]",
     ]  # fmt: skip
     assert rows[0][2] == "1.000x [0.921, 1.086]"
     assert "speed-up: time per sample 1.000x [0.921, 1.086]" in predicted.sentence
-    unsure = Foresight("x", Expected(), Expected.of(1.0, math.nan, "rounding numbers"))
-    assert {row[4] for row in foresight_table({"x": unsure}, [verdict]).rows} == {"-"}
+    unsure = ArmForecast(
+        "x", PredictedRatio(), PredictedRatio.of(1.0, math.nan, "rounding numbers")
+    )
+    assert {row[4] for row in forecast_table({"x": unsure}, [verdict]).rows} == {"-"}

@@ -19,7 +19,7 @@ _Z90 = 1.645
 
 
 @dataclass(frozen=True)
-class Expected:
+class PredictedRatio:
     """A predicted ratio, candidate over baseline; below 1 is better.
 
     Attributes:
@@ -36,33 +36,33 @@ class Expected:
     applies: bool = True
 
     @classmethod
-    def of(cls, ratio: float, deviation: float, basis: str) -> Expected:
+    def of(cls, ratio: float, deviation: float, basis: str) -> PredictedRatio:
         """Build the interval from the standard deviation of the logarithm, which may be NaN."""
         width = math.exp(_Z90 * deviation)
         return cls(ratio, ratio / width, ratio * width, basis)
 
     @property
-    def known(self) -> bool:
+    def is_predicted(self) -> bool:
         """Whether there is a prediction."""
         return not math.isnan(self.ratio)
 
-    def over(self, other: Expected) -> Expected:
+    def over(self, other: PredictedRatio) -> PredictedRatio:
         """Return this ratio over `other`; errors are independent, so log-variances add up."""
         return self._joined(1 / other.ratio, 1 / other.high, 1 / other.low, other.basis)
 
-    def times(self, other: Expected) -> Expected:
+    def times(self, other: PredictedRatio) -> PredictedRatio:
         """Return the product with `other`, with independent errors."""
         return self._joined(other.ratio, other.low, other.high, other.basis)
 
-    def _joined(self, ratio: float, low: float, high: float, basis: str) -> Expected:
+    def _joined(self, ratio: float, low: float, high: float, basis: str) -> PredictedRatio:
         below = math.hypot(math.log(self.ratio / self.low), math.log(ratio / low))
         above = math.hypot(math.log(self.high / self.ratio), math.log(high / ratio))
         middle = self.ratio * ratio
         basis = "; ".join(filter(None, dict.fromkeys((self.basis, basis))))
-        return Expected(middle, middle * math.exp(-below), middle * math.exp(above), basis)
+        return PredictedRatio(middle, middle * math.exp(-below), middle * math.exp(above), basis)
 
     def __str__(self) -> str:
-        if not self.known:
+        if not self.is_predicted:
             return "-"
         if math.isnan(self.low):
             return f"{1 / self.ratio:.3f}x"
@@ -70,7 +70,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Foresight:
+class ArmForecast:
     """The predicted factors of one arm.
 
     Attributes:
@@ -79,11 +79,11 @@ class Foresight:
     """
 
     name: str
-    sample: Expected
-    samples: Expected
+    sample: PredictedRatio
+    samples: PredictedRatio
 
     @property
-    def time(self) -> Expected:
+    def time(self) -> PredictedRatio:
         """Ratio of the time of all steps to the target, without evaluations."""
         return self.sample.times(self.samples)
 
@@ -98,10 +98,10 @@ class Foresight:
         if not self.applies:
             return f"{self.sample.basis}: not trained"
         parts = [
-            f"{word} {factor}" if factor.known else f"{word} not predicted ({factor.basis})"
+            f"{word} {factor}" if factor.is_predicted else f"{word} not predicted ({factor.basis})"
             for word, factor in (("time per sample", self.sample), ("samples", self.samples))
         ]
-        whole = f"; time of all steps {self.time}" * self.time.known
+        whole = f"; time of all steps {self.time}" * self.time.is_predicted
         return f"{self.name}, predicted speed-up: {', '.join(parts)}{whole}"
 
     def to_json(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Foresight:
 class _Row:
     name: str
     factor: str
-    expected: Expected
+    expected: PredictedRatio
     measured: Factor
 
     @property
@@ -137,7 +137,7 @@ _FIELDS = (
 )
 
 
-def foresight_table(predictions: Mapping[str, Foresight], verdicts: Sequence[Verdict]) -> Table:
+def forecast_table(predictions: Mapping[str, ArmForecast], verdicts: Sequence[Verdict]) -> Table:
     """Return predicted and measured speed-ups, a row per factor."""
     rows = []
     for verdict in verdicts:
