@@ -45,6 +45,15 @@ def test_a_plain_script_has_its_own_arguments() -> None:
 
 
 @pytest.mark.usefixtures("train")
+def test_a_line_of_a_plain_script_is_not_a_function() -> None:
+    workload = Workload.parse("train.py:1", "--epochs", "1")
+    assert (workload.function, workload.line, workload.name) == (None, 1, "train.py:1")
+    assert Workload(workload.to_json()["target"]).line == 1
+    with pytest.raises(WorkloadError, match="no statement on this line"):
+        Workload.parse("train.py:40")
+
+
+@pytest.mark.usefixtures("train")
 def test_keyword_arguments_of_a_plain_script_are_refused_with_two_remedies() -> None:
     with pytest.raises(InvalidArgumentError, match="plain script") as caught:
         Workload.parse("train.py", n=3)

@@ -423,3 +423,63 @@ def test_a_technique_is_applied_to_the_model_of_the_script(drive_forked: Run) ->
 
     outcome = drive_forked(LOOP, look, techniques=(Frozen(),))
     assert "does not require grad" in outcome.what
+
+
+_TWO_LOOPS = script(
+    """
+def pretrain():
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+other = nn.Linear(3, 1)
+adam = torch.optim.Adam(other.parameters())
+pretrain()
+for _ in range(40):
+    adam.zero_grad()
+    loss_of(other).backward()
+    adam.step()
+"""
+)
+
+
+def find_loops(built: BuiltWorkload) -> Generator[None, Any, list[Any]]:
+    """Return what steps, where, and which other loops there are."""
+    yield
+    return [type(built.optimizer).__name__, built.stepped_at, built.other_loops]
+
+
+def line_of(text: str, last: int = 0) -> int:
+    lines = [n for n, line in enumerate(_TWO_LOOPS.splitlines(), 1) if text in line]
+    return lines[last]
+
+
+def test_the_first_of_several_loops_is_recorded_and_the_others_are_named(
+    drive_forked: Run,
+) -> None:
+    first, second = line_of("optimizer.step()", 1), line_of("adam.step()")
+    kind, at, others = drive_forked(_TWO_LOOPS, find_loops).result
+    assert (kind, at) == ("SGD", f"train.py:{first}")
+    assert f"train.py:{second}" in others
+    assert f"train.py:{first}" not in others
+
+
+@pytest.mark.parametrize("inside", ["adam.step()", "adam.zero_grad()"])
+def test_a_line_selects_its_loop(drive_forked: Run, inside: str) -> None:
+    named = str(line_of(inside))
+    kind, at, others = drive_forked(_TWO_LOOPS, find_loops, function=named).result
+    assert (kind, at) == ("Adam", f"train.py:{line_of('adam.step()')}")
+    assert f"train.py:{line_of('optimizer.step()', 1)}" in others
+
+
+def test_a_line_selects_the_loop_of_the_function_that_it_calls(drive_forked: Run) -> None:
+    named = str(line_of("pretrain()", 1))
+    assert drive_forked(_TWO_LOOPS, find_loops, function=named).result[0] == "SGD"
+
+
+def test_a_line_without_steps_is_refused_with_those_that_have_some(drive_forked: Run) -> None:
+    failed = drive_forked(_TWO_LOOPS, find_loops, function="3")
+    assert failed.what == "no optimizer stepped on line 3 or in its loop"
+    assert failed.error["remedy"].endswith(
+        f"train.py:{line_of('optimizer.step()', 1)} and train.py:{line_of('adam.step()')}"
+    )

@@ -80,7 +80,14 @@ def describe_capture(
         "inference_mode": names.inference_mode,
         "baseline": describe_baseline(built, annotated, names.autocast),
         "lines": describe_lines(built, chains),
+        **_loops(built),
     }
+
+
+def _loops(built: BuiltWorkload) -> dict[str, Any]:
+    if not built.other_loops:
+        return {}
+    return {"stepped_at": built.stepped_at, "other_loops": list(built.other_loops)}
 
 
 def describe_machine() -> dict[str, Any]:

@@ -21,12 +21,17 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="WORKLOAD",
-        help="file.py:function, a plain training script.py, or a recorded run.slipgraph.",
+        help="file.py:function, a plain training script.py (script.py:LINE for the loop on a line), "
+        "or a recorded run.slipgraph.",
     ),
 ]
 Runnable = Annotated[
     str,
-    typer.Argument(metavar="WORKLOAD", help="file.py:function, or a plain training script.py."),
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="file.py:function, or a plain training script.py (script.py:LINE for the loop on a "
+        "line).",
+    ),
 ]
 ScriptArguments = Annotated[
     list[str] | None,
@@ -245,7 +250,7 @@ def load_cluster(name: str, sizes: Sequence[str] | None, option: str = "--set") 
         InvalidArgumentError: the cluster is malformed.
     """
     from slipstream.cluster import Cluster
-    from slipstream.ranks import measured_here
+    from slipstream.ranks import calibrated_here
 
     overrides: dict[str, Any] = {}
     for text in sizes or ():
@@ -257,7 +262,7 @@ def load_cluster(name: str, sizes: Sequence[str] | None, option: str = "--set") 
             )
         overrides[key] = int(value) if len(numbers) == 1 else [int(n) for n in numbers]
     cluster = Cluster.load(name, **overrides)
-    if measured_here(cluster) is False:
+    if calibrated_here(cluster) is False:
         note(f"{name} was calibrated on another machine, or on this one before it changed")
     return cluster
 

@@ -267,8 +267,7 @@ class Session:
 
     @property
     def _target(self) -> str:
-        workload = self.analyst.workload
-        return str(workload.path.resolve()) + (f":{workload.function}" if workload.function else "")
+        return self.analyst.workload.file_and_place
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from slipstream.units import format_duration, format_percent
 from slipstream.verbs._chatter import without_chatter
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, report_progress, run_program
 from slipstream.verbs.page_faults import launches_in_words, watch_launches
+from slipstream.verbs.results import loop_note
 from slipstream.workload import Workload, run_steps
 from slipstream.workload.script import ScriptEndedError
 
@@ -215,6 +216,8 @@ def _recorded(graph: Graph) -> list[str]:
             f"{off_thread['operators']} operators ran on other threads, "
             f"{format_percent(off_thread['share'])} of all; they are not in the graph"
         )
+    if note := loop_note(graph):
+        notes.append(note)
     if already := _already(meta):
         notes.append(f"already in use: {already}")
     if meta.get("unaligned_share"):

@@ -18,6 +18,7 @@ from slipstream.measure.gate import busy_in_words
 from slipstream.units import parse_duration_ns
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S
 from slipstream.workload import Workload
+from slipstream.workload.recipe import names_function
 
 RECORDING = ".slipgraph"
 # Time limit of the steps, and then of the launches, if the user waits for a first answer.
@@ -76,7 +77,7 @@ class Request:
                 remedy="pass the workload itself to record it again with other arguments",
             )
         arguments = dict(map(_setting, settings))
-        if script_arguments and ".py:" in target:
+        if script_arguments and names_function(target):
             raise UsageError(
                 f"unexpected argument '{script_arguments[0]}': a function takes no positional ones",
                 remedy="pass a function's arguments with --set KEY=VALUE",

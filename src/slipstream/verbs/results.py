@@ -347,6 +347,8 @@ def prediction_table(
     """Return a table with a row per technique: speed-up, interval, memory, time and verdict."""
     apply = applying(predictions)
     lines = [recorded_step(graph, predictions), *notes, wide_by_page_faults(graph, predictions)]
+    if note := loop_note(graph):
+        lines.append(note)
     if graph.meta.get("contended"):
         lines.append("the machine was busy while the step was recorded; minima were taken")
     if graph.meta.get("unaligned_share"):
@@ -374,6 +376,16 @@ def noted(notes_by_technique: Iterable[Mapping[str, str]]) -> list[str]:
 
 def named(graph: Graph) -> str:
     return str(graph.meta.get("workload", "this step"))
+
+
+def loop_note(graph: Graph) -> str:
+    """Name the loop of a script that was recorded, if the script has others; else empty."""
+    if not (others := graph.meta.get("other_loops")):
+        return ""
+    return (
+        f"the step is that of the loop around {graph.meta['stepped_at']}; pass "
+        f"{' or '.join(others)} instead of the script for the other loop{'s' * (len(others) > 1)}"
+    )
 
 
 def recorded_step(graph: Graph, predictions: Sequence[Prediction]) -> str:

@@ -101,6 +101,8 @@ class BuiltWorkload:
         from_parts: whether `step` was built from the other fields, so that nothing else runs.
         other_optimizers: those of a plain script that also step within a step.
         from_script: whether a plain script runs the steps, so that replacing `step` has no effect.
+        stepped_at: the line of a plain script on which its optimizer stepped, ``train.py:34``.
+        other_loops: lines on which an optimizer steps in other loops of the script.
         lines: the user's lines that created each object, and those that run.
         rank, ranks: index of this process, and number of processes that run the step together;
             they join torch's default process group before the first technique of the stage
@@ -123,6 +125,8 @@ class BuiltWorkload:
     reads_batch: bool = False
     from_parts: bool = False
     from_script: bool = False
+    stepped_at: str = ""
+    other_loops: tuple[str, ...] = ()
     other_optimizers: tuple[Any, ...] = ()
     lines: UserLines = field(default_factory=UserLines)
     rank: int = 0

@@ -92,7 +92,7 @@ class UserLines:
             code = frame.f_code
             file = self._files.get(code.co_filename)
             if file is None:
-                file = self._files[code.co_filename] = self._shown(code.co_filename)
+                file = self._files[code.co_filename] = self.shown(code.co_filename)
             if file:
                 lines.append(Line(file, frame.f_lineno, code.co_qualname))
             frame = frame.f_back
@@ -106,7 +106,7 @@ class UserLines:
     def note_return(self, function: Any) -> None:
         """Record where `function` returns; where it begins if it has several return statements."""
         code: CodeType | None = getattr(function, "__code__", None)
-        if code is None or not (file := self._shown(code.co_filename)):
+        if code is None or not (file := self.shown(code.co_filename)):
             return
         lines = {
             instruction.positions.lineno
@@ -122,9 +122,9 @@ class UserLines:
         """Return the user's file that defines a class; empty for other files."""
         module = sys.modules.get(kind.__module__)
         path = getattr(module, "__file__", None)
-        return self._shown(path) if path else ""
+        return self.shown(path) if path else ""
 
-    def _shown(self, path: str) -> str:
+    def shown(self, path: str) -> str:
         """Return the displayed name of a user's file; empty for other files."""
         if path.startswith("<") or not _INSTALLED.isdisjoint(Path(path).parts):
             return ""

@@ -16,6 +16,7 @@ from typing import Any
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.units import with_article
 from slipstream.workload.built import FIELDS, Applicable, BuiltWorkload, build_from
+from slipstream.workload.loops import lines_around
 from slipstream.workload.providers import provider_in
 
 
@@ -28,7 +29,8 @@ class Workload:
     in a child process.
 
     Attributes:
-        target: ``file.py:function``, or ``script.py`` for a whole script.
+        target: ``file.py:function``, or ``script.py`` for a whole script; ``script.py:34`` for the
+            steps of the statement or loop on line 34.
         arguments: keyword arguments of the function, JSON values only.
         script_arguments: ``sys.argv[1:]`` of a plain script.
         techniques: applied in stage order when the workload is built.
@@ -43,14 +45,16 @@ class Workload:
 
     @classmethod
     def parse(cls, target: str | Path, *script_arguments: str, **arguments: Any) -> Workload:
-        """Return a workload from ``file.py:function`` or ``script.py`` after checking the file.
+        """Return a workload from ``file.py:function``, ``script.py`` or ``script.py:LINE``.
+
+        The file is checked.
 
         A file with ``skyline_model_provider`` or ``deepview_model_provider`` is treated as one with
         providers, not as a script; see `slipstream.workload.providers`.
 
         Raises:
             InvalidArgumentError: `target` does not have this form, or is a live object.
-            WorkloadError: the file does not exist or does not parse.
+            WorkloadError: the file does not exist, does not parse or has no statement on the line.
             UnknownNameError: the file defines no such function; the nearest is suggested.
         """
         if not isinstance(target, (str, Path)):
@@ -78,19 +82,26 @@ class Workload:
                 remedy=_guess(text) or "for example train.py:make_workload, or train.py",
             )
         tree = _parse_source(file)
-        if colon:
+        if function.isdecimal():
+            if not lines_around(tree, int(function)):
+                raise WorkloadError(
+                    "there is no statement on this line",
+                    where=text,
+                    remedy="name a line where an optimizer steps, or its loop",
+                )
+        elif colon:
             functions, others = _names(tree)
             # After `from x import *` the names are unknown.
             if function not in functions | others and "*" not in others:
                 raise UnknownNameError("function", function, functions, where=str(file))
         elif (provider := provider_in(tree)) is not None:
             text = f"{text}:{provider}"
-        elif arguments:
+        if arguments and not names_function(text):
             raise InvalidArgumentError(
                 "--set",
                 "a plain script takes no keyword arguments",
                 remedy="pass its own arguments after --, or name a function: "
-                f"{text}:{(workload_functions(file) or ['FUNCTION'])[0]}",
+                f"{path}:{(workload_functions(file) or ['FUNCTION'])[0]}",
             )
         return cls(text, dict(arguments), tuple(script_arguments))
 
@@ -148,14 +159,28 @@ class Workload:
     @property
     def function(self) -> str | None:
         """The function's name, or None for a plain script."""
-        return self.target.rpartition(":")[2] if ".py:" in self.target else None
+        return self._place if names_function(self.target) else None
+
+    @property
+    def line(self) -> int | None:
+        """A line of a plain script whose steps are meant; None for those that come first."""
+        return int(self._place) if self._place.isdecimal() else None
+
+    @property
+    def file_and_place(self) -> str:
+        """The absolute path with the function or line, from which `parse` gets this workload."""
+        return str(self.path.resolve()) + f":{self._place}" * bool(self._place)
+
+    @property
+    def _place(self) -> str:
+        return self.target.rpartition(":")[2] if ".py:" in self.target else ""
 
     @property
     def name(self) -> str:
         """Short name without folders: ``train.py:make_workload(batch_size=64)``."""
         if self.live is not None:
             return self.target
-        shown = self.path.name + (f":{self.function}" if self.function else "")
+        shown = self.path.name + f":{self._place}" * bool(self._place)
         if self.arguments:
             inside = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
             shown += f"({inside})"
@@ -191,11 +216,16 @@ class Workload:
                 remedy="pass a file.py:function instead",
             )
         return {
-            "target": str(self.path.resolve()) + (f":{self.function}" if self.function else ""),
+            "target": self.file_and_place,
             "arguments": dict(self.arguments),
             "script_arguments": list(self.script_arguments),
             "techniques": [str(technique) for technique in self.techniques],
         }
+
+
+def names_function(target: str) -> bool:
+    """Whether `target` is ``file.py:function``, neither a plain script nor a line of one."""
+    return ".py:" in target and not target.rpartition(":")[2].isdecimal()
 
 
 def _names(tree: ast.Module) -> tuple[set[str], set[str]]:

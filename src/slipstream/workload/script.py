@@ -11,6 +11,7 @@ its steps. If this is known only when it ends, it runs again.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import linecache
@@ -25,12 +26,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from textwrap import indent
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
 from slipstream.workload.built import Applicable, BuiltWorkload, count_samples, in_order, prepare
-from slipstream.workload.lines import UserLines, project_root
+from slipstream.workload.lines import Line, UserLines, project_root
+from slipstream.workload.loops import lines_around, other_loops
 from slipstream.workload.recipe import Workload, workload_functions
 from slipstream.workload.relative import relative_import
 
@@ -258,6 +261,10 @@ class _Script(Generic[T]):
         self._discovery = _Discovery(adds_up=self._content is not None)
         self._lines = UserLines(project_root(self._path))
         self._steps_of: dict[int, int] = {}
+        # An edit moves lines, but needs a script with only one place where the optimizer steps.
+        self._at = workload.line if self._content is None else None
+        self._around = range(0)
+        self._stepped_at: dict[Line, None] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._marked = False
         self._resumed: _Resumed | None = None
@@ -272,6 +279,8 @@ class _Script(Generic[T]):
         prepare(self._workload.techniques)
         sys.path.insert(0, str(self._path.parent))
         text = self._path.read_text(encoding="utf-8", errors="replace")
+        if self._at is not None:
+            self._around = lines_around(ast.parse(self._path.read_bytes()), self._at)
         if _INFERS.search(text) and not _TRAINS.search(text):
             self._discovery.called = self._discover_call
         with self._lines:
@@ -285,6 +294,13 @@ class _Script(Generic[T]):
             turns = self._resumed.restart()
             exit_ = self._run()
             repeats = self._resumed.turns > turns
+        if self._stepped_at and not self._steps_of and _ended_well(exit_):
+            at = " and ".join(map(str, self._stepped_at))
+            raise WorkloadError(
+                f"no optimizer stepped on line {self._at} or in its loop",
+                where=str(self._path),
+                remedy=f"name one of the lines where an optimizer steps: {at}",
+            )
         raise _too_short(self._path, self._steps_of, self._discovery, exit_, self._resumed)
 
     def _run(self) -> SystemExit | None:
@@ -309,6 +325,8 @@ class _Script(Generic[T]):
     def _discover(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         import torch
 
+        if not self._marked and not self._is_meant(sys._getframe(1)):
+            return
         # The optimizer that steps twice first marks the step; others belong inside it.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self._optimizers[id(optimizer)] = optimizer
@@ -324,8 +342,19 @@ class _Script(Generic[T]):
             self._discovery.after_backward = lambda: resumed.resume(take_loss())
 
     def _discover_call(self, model: torch.nn.Module, count: int) -> None:
-        if not self._marked and count == _STEPS_TO_DISCOVER:
+        if self._marked or not self._is_meant(sys._getframe(1)):
+            return
+        if count >= _STEPS_TO_DISCOVER:
             _resume_after_call(model, self._begin(model, None))
+
+    def _is_meant(self, frame: FrameType) -> bool:
+        """Whether the step from which `frame` was called is in the loop that the user named."""
+        chain = self._lines.chain(frame)
+        here = [line for line in chain if line.file == self._lines.shown(str(self._path))]
+        for line in here[-1:]:
+            self._stepped_at.pop(line, None)
+            self._stepped_at[line] = None
+        return self._at is None or any(line.number in self._around for line in here)
 
     def _begin(
         self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
@@ -336,6 +365,8 @@ class _Script(Generic[T]):
         self._discovery.finish()
         self._lines.__exit__()
         others = [each for each in self._optimizers.values() if each is not optimizer]
+        at = next(reversed(self._stepped_at), None)
+        elsewhere = other_loops(self._path, at.number) if at else []
         try:
             batch = self._discovery.batch_of(model)
             samples = count_samples(batch)
@@ -349,6 +380,8 @@ class _Script(Generic[T]):
                 from_script=True,
                 other_optimizers=tuple(others),
                 lines=self._lines,
+                stepped_at=str(at) if at else "",
+                other_loops=tuple(f"{at.file}:{number}" for number in elsewhere) if at else (),
             )
             if model is not None and optimizer is None:
                 built.step, built.from_parts = self._discovery.call_of(model), True

@@ -119,6 +119,8 @@ class _Meta(TypedDict, total=False):
     optimizer: _Optimizer | None
     baseline: _Baseline
     lines: _Lines
+    stepped_at: str
+    other_loops: Sequence[str]
     shrunk: _Shrunk
     recipe: _Recipe | None
     source: _Source | None
