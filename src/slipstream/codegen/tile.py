@@ -28,6 +28,13 @@ constexpr int kLanes = @LANES@;
 typedef real vec __attribute__((vector_size(kLanes * sizeof(real))));
 typedef u32 bits_vec __attribute__((vector_size(kLanes * 4)));
 
+// Or the compiler reads a weight from memory again for every row.
+#if defined(__x86_64__)
+#define IN_REGISTER(x) __asm__("" : "+v"(x))
+#else
+#define IN_REGISTER(x)
+#endif
+
 // Weights of two consecutive k in bfloat16, the first in the lower half of each word.
 struct pair16 { u32 bits; };
 
@@ -40,7 +47,10 @@ INLINE void multiply(vec (&sum)[R][G], const real* const* x, const real* panel, 
   for (i64 k = 0; k < depth; ++k, w += G) {
     vec weight[G];
 #pragma GCC unroll 16
-    for (int g = 0; g < G; ++g) weight[g] = w[g];
+    for (int g = 0; g < G; ++g) {
+      weight[g] = w[g];
+      IN_REGISTER(weight[g]);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const vec value = row[r][k] - vec{};
