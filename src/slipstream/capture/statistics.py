@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.capture.compiling import compiled_already
 from slipstream.capture.lookups import Lookups
+from slipstream.capture.masks import MaskRecorder
 from slipstream.capture.spectra import Gradients, matrices, spectrum
 from slipstream.capture.zeros import Zeros
 from slipstream.graph import Spectrum, Statistics
@@ -42,15 +43,18 @@ def record_statistics(
     model = built.model
     lookups = Lookups(model) if "ids" in requested else None
     zeros = Zeros(model) if "sparsity" in requested and model is not None else None
+    masks = MaskRecorder(model) if zeros is not None and model is not None else None
     gradients = Gradients(model, noise="grads" in requested, spectra="spectra" in requested)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_uncompiled(model))
-        for recorder in (lookups, zeros, gradients):
+        for recorder in (lookups, zeros, masks, gradients):
             if recorder is not None:
                 stack.enter_context(recorder)
         for number in range(steps):
             report(f"recording {', '.join(requested)}: step {number + 1} of {steps}")
             gradients.last_step = number == steps - 1
+            if masks is not None:
+                masks.active = number == steps - 1
             yield
             if lookups is not None:
                 lookups.end_step()
@@ -65,11 +69,13 @@ def record_statistics(
         "sparsity": zeros.result(steps) if zeros is not None else (),
         "spectra": spectra,
     }
+    masks_of_step = masks.take() if masks is not None else ()
     return Statistics(
         recorded=tuple(requested),
         steps=steps,
         same_batch=built.reads_batch,
         reasons={name: _why_nothing(name, built) for name in requested if not parts[name]},
+        masks=masks_of_step,
         **parts,
     )
 

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.errors import GraphError
 
 if TYPE_CHECKING:
@@ -220,6 +223,34 @@ class ModuleZeros:
 
 
 @dataclass(frozen=True)
+class OperandMask:
+    """Which values of an operand of a layer are not zero, in the last recorded step.
+
+    Attributes:
+        module: the qualified name of the layer in the model.
+        call: number of the layer's call in the step, from 0.
+        operand: its input, its weight, or the gradient of its output.
+        shape, dtype: of the operand, in the dtype that the layer computes in.
+        nans: number of NaNs, which count as nonzero.
+        bits: one bit per value in row-major order, the first in the highest bit of a byte.
+    """
+
+    module: str
+    call: int
+    operand: Literal["activation", "weight", "gradient"]
+    shape: tuple[int, ...]
+    dtype: str
+    nans: int
+    bits: bytes = b""
+
+    def unpacked(self) -> NDArray[np.bool_]:
+        """Return bool of `shape`: whether each value is not zero."""
+        count = math.prod(self.shape)
+        flags = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=count)
+        return flags.view(bool).reshape(self.shape)
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Statistics that techniques request by name, see `Technique.needs`.
 
@@ -231,6 +262,7 @@ class Statistics:
         same_batch: whether all steps ran on one batch, as those built from (model, batch, loss,
             optimizer) do, so that differences between them are not due to the data.
         reasons: why a requested statistic is empty, by name.
+        masks: masks of the last step, recorded with "sparsity"; only in ``.slipgraph`` files.
     """
 
     recorded: tuple[str, ...] = ()
@@ -241,6 +273,7 @@ class Statistics:
     spectra: tuple[Spectrum, ...] = ()
     grads: tuple[GradientNoise, ...] = ()
     sparsity: tuple[ModuleZeros, ...] = ()
+    masks: tuple[OperandMask, ...] = ()
 
     def check(self) -> None:
         """Raise a `GraphError` for the first inconsistent entry."""
@@ -249,8 +282,32 @@ class Statistics:
                 record.check()
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON for `from_json`; empty if nothing was requested."""
-        return dataclasses.asdict(self) if self.recorded else {}
+        """Return JSON for `from_json`, without masks; empty if nothing was requested."""
+        found = dataclasses.asdict(dataclasses.replace(self, masks=()))
+        del found["masks"]
+        return found if self.recorded else {}
+
+    def masks_to_json(self) -> list[dict[str, Any]]:
+        """Return JSON of the masks without their bits, for `with_masks`."""
+        return [{**vars(mask), "bits": len(mask.bits)} for mask in self.masks]
+
+    def with_masks(self, found: Any, bits: bytes) -> Statistics:
+        """Return the statistics with the masks that `masks_to_json` encoded.
+
+        Args:
+            bits: the bits of all masks, in sequence.
+
+        Raises:
+            ValueError, TypeError, KeyError: `found` is not masks, or does not match `bits`.
+        """
+        masks, end = [], 0
+        for row in found:
+            start, end = end, end + _plain(int, row["bits"])
+            mask = _record(OperandMask, {**row, "bits": bits[start:end]})
+            if len(mask.bits) != -(-math.prod(mask.shape) // 8):
+                raise ValueError(f"the mask of '{mask.module}' does not match its shape")
+            masks.append(mask)
+        return dataclasses.replace(self, masks=tuple(masks))
 
     @classmethod
     def from_json(cls, found: Any) -> Statistics:
@@ -299,6 +356,8 @@ def _plain(hint: Any, value: Any) -> Any:
         return None if value is None else _plain(options[0], value)
     if hint is str:
         return _text(value)
+    if hint is bytes:
+        return bytes(value)
     if hint is bool:
         if not isinstance(value, bool):
             raise TypeError(f"{value!r} is not a boolean")

@@ -22,14 +22,6 @@ _MIN_LANES, _MAX_LANES = 4, 64
 _MAX_BYTES = 1 << 20
 
 
-def _assumed(value: float, source: str) -> Quantity:
-    return Quantity(value, Provenance.ASSUMED, source)
-
-
-def _sheet(value: float, source: str) -> Quantity:
-    return Quantity(value, Provenance.DATASHEET, source)
-
-
 def _need(condition: bool, place: str, what: str, remedy: str) -> None:
     if not condition:
         raise InvalidArgumentError(place, what, remedy=remedy)
@@ -37,7 +29,7 @@ def _need(condition: bool, place: str, what: str, remedy: str) -> None:
 
 @dataclass(frozen=True)
 class Array:
-    """Processing elements: `tiles` of `rows` x `columns`, each `lanes` multipliers and one adder tree.
+    """Processing elements: `tiles` of `rows` x `columns`, each of `lanes` multipliers.
 
     The elements of a row share the scheduled operand, those of a column the other one. All rows of
     a tile advance together.
@@ -123,11 +115,8 @@ class FrontEnd:
 class Memory:
     """Memories: on-chip buffers of `onchip_bytes` in all, and DRAM."""
 
-    onchip_bytes: Quantity = _assumed(4 << 20, "TensorDash's SRAM groups, from memory")
-    dram_bytes_per_s: Quantity = _sheet(51.2e9, "4 channels of LPDDR4-3200, 32 bits each")
-
-
-_HOROWITZ = "Horowitz, Computing's energy problem, ISSCC 2014, figure 1.1.9: 45 nm"
+    onchip_bytes: Quantity
+    dram_bytes_per_s: Quantity
 
 
 @dataclass(frozen=True)
@@ -142,12 +131,12 @@ class Energy:
         onchip_per_byte, dram_per_byte: of an access.
     """
 
-    mac: Quantity = _sheet(4.6, f"{_HOROWITZ}, fp32: 3.7 + 0.9")
-    idle: Quantity = _assumed(0.23, "5 % of a multiplication and addition: clock and leakage")
-    scheduler: Quantity = _assumed(1.7, "833 gates (yosys) of about 2 fJ")
-    mux: Quantity = _assumed(0.13, "2 x 32 bits of 8 inputs, about 2 fJ per bit")
-    onchip_per_byte: Quantity = _sheet(2.5, f"{_HOROWITZ}, 32 KB: 20 pJ per 64 bits")
-    dram_per_byte: Quantity = _sheet(162.5, f"{_HOROWITZ}: 1.3 nJ per 64 bits")
+    mac: Quantity
+    idle: Quantity
+    scheduler: Quantity
+    mux: Quantity
+    onchip_per_byte: Quantity
+    dram_per_byte: Quantity
 
 
 @dataclass(frozen=True)
@@ -160,14 +149,14 @@ class Accelerator:
         vector_lanes: elements per cycle of the unit that runs all other operators.
     """
 
-    name: str = "accelerator"
-    about: str = ""
-    clock_hz: Quantity = _assumed(500e6, "TensorDash's, 65 nm")
-    vector_lanes: int = 64
+    name: str
+    clock_hz: Quantity
+    memory: Memory
+    energy: Energy
     array: Array = field(default_factory=Array)
     frontend: FrontEnd = field(default_factory=FrontEnd)
-    memory: Memory = field(default_factory=Memory)
-    energy: Energy = field(default_factory=Energy)
+    vector_lanes: int = 64
+    about: str = ""
 
     def __post_init__(self) -> None:
         _need(self.vector_lanes >= 1, "vector_lanes", f"{self.vector_lanes} is less than 1", "64")
@@ -176,30 +165,33 @@ class Accelerator:
             ("memory.onchip_bytes", self.memory.onchip_bytes),
             ("memory.dram_bytes_per_s", self.memory.dram_bytes_per_s),
         ):
-            _need(quantity.value > 0, place, f"{quantity.value:g} is not above 0", "a positive number")
+            _need(
+                quantity.value > 0, place, f"{quantity.value:g} is not above 0", "a positive number"
+            )
 
     @classmethod
     def load(cls, name: str | Path) -> Accelerator:
         """Read a TOML file, or a chip that ships with the package: ``tensordash``.
 
+        A file with ``base = "tensordash"`` contains only what differs from that chip.
+
         Raises:
             SlipstreamError: it cannot be read, or a value is invalid; names the place.
         """
-        folder = resources.files("slipstream.hardware").joinpath("presets")
-        shipped = [entry.name for entry in folder.iterdir() if entry.name.endswith(".toml")]
         path = Path(name)
         if path.is_file():
             text = read_bytes(path, most=_MAX_BYTES).decode("utf-8", "replace")
-        elif f"{str(name).removesuffix('.toml')}.toml" in shipped:
-            text = folder.joinpath(f"{str(name).removesuffix('.toml')}.toml").read_text()
         else:
-            names = [entry.removesuffix(".toml") for entry in shipped]
-            raise UnknownNameError("accelerator", str(name), names, where="or a TOML file")
+            text = _shipped(path.name.removesuffix(".toml"))
         try:
-            table: Mapping[str, Any] = tomllib.loads(text)
+            table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise InvalidArgumentError("accelerator", f"not TOML: {error}", where=str(path)) from error
-        return build(cls, {"name": path.stem, **table}, "", "accelerator", NUMBERS)
+            raise InvalidArgumentError(
+                "accelerator", f"not TOML: {error}", where=str(path)
+            ) from error
+        if "base" in table:
+            table = _merged(tomllib.loads(_shipped(str(table.pop("base")))), table)
+        return build(cls, {**table, "name": path.stem}, "", "accelerator", NUMBERS)
 
     @cached_property
     def device(self) -> Device:
@@ -212,3 +204,23 @@ class Accelerator:
             memory_bytes_per_s=self.memory.dram_bytes_per_s,
             clock_hz=self.clock_hz,
         )
+
+
+def _shipped(name: str) -> str:
+    folder = resources.files("slipstream.hardware").joinpath("presets")
+    texts = {
+        entry.name.removesuffix(".toml"): entry.read_text("utf-8") for entry in folder.iterdir()
+    }
+    if name not in texts:
+        raise UnknownNameError(
+            "accelerator", name, texts, where="neither a file nor a shipped chip"
+        )
+    return texts[name]
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if inner and "value" not in value else value
+    return merged

@@ -136,9 +136,7 @@ def _cycles_in_numpy(frontend: FrontEnd, lanes: int, streams: Streams) -> NDArra
     return np.stack([cycles, nonzeros.sum(1), nonzeros.max(1)], axis=1)
 
 
-def _remaining(
-    frontend: FrontEnd, lanes: int, windows: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
+def _remaining(frontend: FrontEnd, lanes: int, windows: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the windows without the pairs that are taken in one cycle."""
     every = np.uint64((1 << lanes) - 1)
 

@@ -52,6 +52,12 @@ OPERANDS = {
 """The operands of each pass; the sparser one is scheduled, the first if both are equal."""
 
 
+def result_of(which: Pass) -> Operand:
+    """Return the tensor whose shape the result of a pass has."""
+    (result,) = set(Operand) - set(OPERANDS[which])
+    return result
+
+
 @dataclass(frozen=True)
 class LayerShape:
     """A convolution with two spatial dimensions; a linear layer has one row of positions.
@@ -115,17 +121,20 @@ def layer_shape(match: Match) -> LayerShape | None:
         return LayerShape(1, x[-1], settings.outputs, 1, math.prod(x[:-1]))
     if len(settings.kernel) > _SPATIAL or len(x) < _MIN_DIMENSIONS:
         return None
-    kernel, stride, padding, dilation = (
-        (1, *values)[-2:] if len(values) == 1 else tuple(values)
-        for values in (settings.kernel, settings.stride, settings.padding, settings.dilation)
+    kernel, stride, dilation = (
+        _pair(values, 1) for values in (settings.kernel, settings.stride, settings.dilation)
     )
-    if len(settings.padding) == 1 and len(settings.kernel) == 1:
-        padding = (0, settings.padding[0])
+    padding = _pair(settings.padding, 0)
     if settings.transposed:
         # The gradient of the input of a convolution from y to x.
         x, y = y, x
     n, c, h, w = (*x[:2], 1, *x[2:]) if len(x) == _MIN_DIMENSIONS else x
     return LayerShape(n, c, y[1], h, w, *kernel, stride, padding, dilation, settings.groups)
+
+
+def _pair(values: tuple[int, ...], missing: int) -> tuple[int, int]:
+    """Return (vertical, horizontal) values; one value of one dimension is horizontal."""
+    return values[0] if len(values) > 1 else missing, values[-1]
 
 
 def layers_of(graph: Graph) -> tuple[tuple[Match, LayerShape], ...]:
@@ -203,9 +212,7 @@ def _forward_activation(
     )  # fmt: skip
 
 
-def _forward_weight(
-    shape: LayerShape, bits: _Bits, lanes: int, together: int
-) -> Iterator[Streams]:
+def _forward_weight(shape: LayerShape, bits: _Bits, lanes: int, together: int) -> Iterator[Streams]:
     words = _words(np.ascontiguousarray(bits.transpose(0, 2, 3, 1)), lanes)
     length = words[0].size
     base = (np.arange(shape.k) * length).reshape(shape.groups, -1)
@@ -225,18 +232,17 @@ def _phases(
             yield at, taps
 
 
-def _both_phases(
+def phases(
     shape: LayerShape,
 ) -> Iterator[tuple[tuple[NDArray[np.int64], list[int]], tuple[NDArray[np.int64], list[int]]]]:
+    """Yield the phases of both strides: (input positions, taps) of rows and of columns."""
     (ph, pw), (sh, sw), (dh, dw) = shape.padding, shape.stride, shape.dilation
     yield from itertools.product(
         _phases(shape.h, shape.kh, sh, ph, dh), _phases(shape.w, shape.kw, sw, pw, dw)
     )
 
 
-def _input_gradient(
-    shape: LayerShape, bits: _Bits, lanes: int, together: int
-) -> Iterator[Streams]:
+def _input_gradient(shape: LayerShape, bits: _Bits, lanes: int, together: int) -> Iterator[Streams]:
     # Output (y + padding - tap dilation) / stride contributes to input y.
     before = [
         -(-(kernel - 1) * dilation // stride)
@@ -252,7 +258,7 @@ def _input_gradient(
     ]
     around = [(0, 0), (0, 0), *zip(before, after, strict=True)]
     words = _by_channel(np.pad(bits, around), shape.groups, lanes)
-    for rows, columns in _both_phases(shape):
+    for rows, columns in phases(shape):
         places, offsets = [], []
         for axis, (at, taps) in enumerate((rows, columns)):
             stride, padding = shape.stride[axis], shape.padding[axis]
@@ -264,24 +270,20 @@ def _input_gradient(
         )
 
 
-def _input_weight(
-    shape: LayerShape, bits: _Bits, lanes: int, together: int
-) -> Iterator[Streams]:
+def _input_weight(shape: LayerShape, bits: _Bits, lanes: int, together: int) -> Iterator[Streams]:
     inputs, outputs = shape.c // shape.groups, shape.k // shape.groups
     split = bits.reshape(shape.groups, outputs, inputs, shape.kh, shape.kw)
     words = _words(np.ascontiguousarray(split.transpose(0, 2, 3, 4, 1)), lanes)
     inner = words.shape[-1]
     base = (np.arange(shape.c) * shape.kh * shape.kw * inner).reshape(shape.groups, inputs)
-    for (ys, tap_rows), (xs, tap_columns) in _both_phases(shape):
+    for (ys, tap_rows), (xs, tap_columns) in phases(shape):
         taps = _taps(tap_rows, tap_columns)
         offset = ((taps[:, :1] * shape.kw + taps[:, 1:]) * inner + np.arange(inner)).ravel()
         columns = shape.n * len(ys) * len(xs)
         yield Streams(words.reshape(-1), _grouped(base, together), offset, columns)
 
 
-def _over_samples(
-    words: NDArray[Any], groups: int, columns: int, together: int
-) -> Streams:
+def _over_samples(words: NDArray[Any], groups: int, columns: int, together: int) -> Streams:
     """Return streams over samples and positions of words [n, streams, words of a sample]."""
     n, count, inner = words.shape
     base = (np.arange(count) * inner).reshape(groups, -1)

@@ -10,6 +10,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ def save(graph: Graph, path: Path) -> None:
     arrays |= {name: getattr(graph, name) for name in _ARRAYS}
     arrays |= _named("memory", graph.memory)
     meta = {"format": "slipgraph", "schema": SCHEMA, **document(graph)}
+    if masks := graph.statistics.masks:
+        arrays["masks"] = np.frombuffer(b"".join(mask.bits for mask in masks), np.uint8)
+        meta["masks"] = graph.statistics.masks_to_json()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
@@ -196,6 +200,9 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
             parameters=array("parameters", np.int32),
             **parts_of(meta),
         )
+        if "masks" in meta:
+            bits = array("masks", np.uint8).tobytes()
+            graph = replace(graph, statistics=graph.statistics.with_masks(meta["masks"], bits))
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         what = error.what if isinstance(error, InvalidArgumentError) else repr(error)
         raise broken(f"meta.json is not as expected: {what}") from error

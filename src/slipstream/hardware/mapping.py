@@ -1,0 +1,213 @@
+"""Cycles, bytes and energy of layers on many chips at once, in NumPy.
+
+Work is dealt to tiles in jobs: one group of streams for as many results as a tile has columns. Job
+j runs on tile j modulo the number of tiles. Memory traffic overlaps with computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from slipstream.hardware.accelerator import Accelerator
+from slipstream.hardware.layers import OPERANDS, LayerShape, Operand, Pass, phases, result_of
+
+_Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Chips:
+    """Chips as columns, float64 [chips]; energies in pJ, as in `Energy`."""
+
+    tiles: _Numbers
+    rows: _Numbers
+    columns: _Numbers
+    lanes: _Numbers
+    clock_hz: _Numbers
+    vector_lanes: _Numbers
+    onchip_bytes: _Numbers
+    dram_bytes_per_s: _Numbers
+    mac: _Numbers
+    idle: _Numbers
+    scheduler: _Numbers
+    mux: _Numbers
+    onchip_per_byte: _Numbers
+    dram_per_byte: _Numbers
+
+    @classmethod
+    def of(cls, chip: Accelerator, **changes: ArrayLike) -> Chips:
+        """Return copies of `chip` with other values.
+
+        Args:
+            changes: float64 [chips] by attribute, such as ``rows``.
+        """
+        values: dict[str, Any] = {
+            "clock_hz": chip.clock_hz, "vector_lanes": chip.vector_lanes,
+            **vars(chip.array), **vars(chip.memory), **vars(chip.energy),
+        }  # fmt: skip
+        columns = {
+            field.name: changes.get(
+                field.name, getattr(values[field.name], "value", values[field.name])
+            )
+            for field in fields(cls)
+        }
+        arrays = np.broadcast_arrays(*(np.atleast_1d(column) for column in columns.values()))
+        return cls(*(array.astype(np.float64) for array in arrays))
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """Costs of a pass, float64 [chips].
+
+    Attributes:
+        cycles: until the last tile is done.
+        job_cycles: cycles of all tiles together.
+        macs: multiplications that are executed.
+        dram_bytes, onchip_bytes: bytes read and written.
+    """
+
+    cycles: _Numbers
+    job_cycles: _Numbers
+    macs: _Numbers
+    dram_bytes: _Numbers
+    onchip_bytes: _Numbers
+
+    def time_ns(self, chips: Chips) -> _Numbers:
+        """Return the time of the slower of computation and DRAM."""
+        compute = self.cycles / chips.clock_hz
+        result: _Numbers = np.maximum(compute, self.dram_bytes / chips.dram_bytes_per_s) * 1e9
+        return result
+
+    def energy_pj(self, chips: Chips, *, scheduled: bool) -> tuple[_Numbers, _Numbers]:
+        """Return the energy of the lanes, and of the memories.
+
+        Args:
+            scheduled: whether a scheduler and multiplexers feed the lanes.
+        """
+        lanes = self.job_cycles * chips.rows * chips.columns * chips.lanes
+        compute = self.macs * chips.mac + np.maximum(lanes - self.macs, 0.0) * chips.idle
+        if scheduled:
+            compute = compute + self.job_cycles * chips.rows * chips.scheduler
+            compute = compute + self.macs * chips.mux
+        memory = self.onchip_bytes * chips.onchip_per_byte + self.dram_bytes * chips.dram_per_byte
+        return compute, memory
+
+
+def jobs(
+    shape: LayerShape, which: Pass, operand: Operand, rows: Any, lanes: Any
+) -> Iterator[tuple[Any, Any, int]]:
+    """Yield (groups, length, results per stream) of `streams`, without making them.
+
+    Args:
+        rows, lanes: numbers or arrays.
+    """
+    inputs, outputs = shape.c // shape.groups, shape.k // shape.groups
+    positions = shape.oh * shape.ow
+    if which is Pass.WEIGHT:
+        length = shape.n * -(-positions // lanes)
+        kernels = inputs * shape.kh * shape.kw
+        own, other = (outputs, kernels) if operand is Operand.GRADIENT else (kernels, outputs)
+        yield shape.groups * -(-own // rows), length, other
+        return
+    if which is Pass.FORWARD:
+        parts = [(positions, shape.kh * shape.kw)]
+        reduced, results = inputs, outputs
+    else:
+        reduced, results = outputs, inputs
+        parts = [
+            (len(ys) * len(xs), len(tap_rows) * len(tap_columns))
+            for (ys, tap_rows), (xs, tap_columns) in phases(shape)
+        ]
+    for windows, taps in parts:
+        length = taps * -(-reduced // lanes)
+        if operand is Operand.WEIGHT:
+            yield shape.groups * -(-results // rows), length, shape.n * windows
+        else:
+            yield shape.n * shape.groups * -(-windows // rows), length, results
+
+
+def makespan(cycles: NDArray[np.int64], repeats: int, tiles: int) -> int:
+    """Return the cycles of the busiest tile when each group is `repeats` jobs in sequence.
+
+    Args:
+        cycles: int64 [groups].
+    """
+    end = np.arange(1, len(cycles) + 1)[:, None] * repeats
+    tile = np.arange(tiles)
+    before = (end - repeats - tile + tiles - 1) // tiles
+    counts = (end - tile + tiles - 1) // tiles - before
+    return int((cycles @ counts).max()) if len(cycles) else 0
+
+
+def cost(
+    shape: LayerShape, which: Pass, chips: Chips, *, item_bytes: int = 4,
+    operand: Operand | None = None,
+) -> Cost:  # fmt: skip
+    """Return the costs of a pass on chips with a dense front end.
+
+    Args:
+        item_bytes: bytes per value.
+        operand: the operand on the rows; the first of the pass by default.
+    """
+    operand = operand or OPERANDS[which][0]
+    cycles = job_cycles = onchip = np.zeros(len(chips.rows))
+    for groups, length, results in jobs(shape, which, operand, chips.rows, chips.lanes):
+        count = groups * -(-results // chips.columns)
+        cycles = cycles + length * -(-count // chips.tiles)
+        job_cycles = job_cycles + length * count
+        reads = length * count * (chips.rows + chips.columns) * chips.lanes
+        onchip = onchip + reads * item_bytes
+    result = int(np.prod(shape.shapes[result_of(which)])) * item_bytes
+    macs = np.full(len(cycles), float(shape.macs))
+    dram = _dram_bytes(shape, which, chips, item_bytes)
+    return Cost(cycles, job_cycles, macs, dram, onchip + result)
+
+
+def _dram_bytes(shape: LayerShape, which: Pass, chips: Chips, item_bytes: int) -> _Numbers:
+    sizes = {name: int(np.prod(size)) * item_bytes for name, size in shape.shapes.items()}
+    resident, streamed = sorted(sizes[name] for name in OPERANDS[which])
+    # Parts of the smaller operand fill half of the memory; the other one is read for each.
+    parts: _Numbers = np.maximum(np.ceil(resident / (chips.onchip_bytes / 2)), 1.0)
+    return resident + streamed * parts + sizes[result_of(which)]
+
+
+def vector_cost_ns(elements: Any, nbytes: Any, chips: Chips) -> _Numbers:
+    """Return the time of an operator on the vector unit, in ns.
+
+    Args:
+        elements: operations; `nbytes`: bytes of DRAM.
+    """
+    compute = elements / (chips.vector_lanes * chips.clock_hz)
+    result: _Numbers = np.maximum(compute, nbytes / chips.dram_bytes_per_s) * 1e9
+    return result
+
+
+def sweep(
+    step: Mapping[tuple[LayerShape, Pass, int], int], chips: Chips
+) -> tuple[_Numbers, _Numbers]:
+    """Return the time (ns) and energy (pJ) of the matrix products of a step, float64 [chips].
+
+    Compute depends on a few columns only, so it is evaluated once per combination of them.
+
+    Args:
+        step: how often each pass runs, by shape, pass and bytes per value.
+    """
+    names: Sequence[str] = ("tiles", "rows", "columns", "lanes")
+    table = np.stack([getattr(chips, name) for name in names], axis=1)
+    distinct, member = np.unique(table, axis=0, return_inverse=True)
+    first = np.zeros(len(distinct), np.int64)
+    first[member.ravel()] = np.arange(len(table))
+    few = Chips(*(getattr(chips, field.name)[first] for field in fields(Chips)))
+    time, energy = np.zeros(len(table)), np.zeros(len(table))
+    for (shape, which, item_bytes), times in step.items():
+        computed = cost(shape, which, few, item_bytes=item_bytes)
+        memory = _dram_bytes(shape, which, chips, item_bytes)
+        whole = Cost(*(getattr(computed, field.name)[member.ravel()] for field in fields(Cost)))
+        whole = Cost(whole.cycles, whole.job_cycles, whole.macs, memory, whole.onchip_bytes)
+        time += times * whole.time_ns(chips)
+        energy += times * sum(whole.energy_pj(chips, scheduled=False))
+    return time, energy
