@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from slipstream.durations import Answer, Durations, Ratio
+from slipstream.durations import Durations, Ratio, Timing
 from slipstream.graph import Call, Graph, replace_tasks
 from slipstream.provenance import Provenance
 from slipstream.technique import Context
@@ -17,7 +17,7 @@ from slipstream.technique import Context
 class KnownDurations:
     """Base of tables that only know the results of `lookup`: nothing is estimated."""
 
-    def lookup(self, call: Any) -> Answer | None:
+    def lookup(self, call: Any) -> Timing | None:
         """Return the duration of `call`."""
         raise NotImplementedError
 
@@ -46,11 +46,11 @@ class BytesMoved(KnownDurations):
         """Make `calls` known from now on."""
         self._known |= {call.key for call in calls}
 
-    def lookup(self, call: Call) -> Answer | None:
+    def lookup(self, call: Call) -> Timing | None:
         """Return the duration of `call` if it is known."""
         if call.key not in self._known:
             return None
-        return Answer(bytes_ns(call), 0.0, Provenance.MICROBENCHMARK)
+        return Timing(bytes_ns(call), 0.0, Provenance.MICROBENCHMARK)
 
 
 def bytes_ns(call: Call) -> float:

@@ -11,7 +11,7 @@ from torch import nn
 
 from known_durations import KnownDurations
 from slipstream.cluster import Cluster
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.graph import Graph, StepPhase, replace_tasks
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, combine, parse
@@ -26,8 +26,8 @@ SLOW = Cluster.load("workers=8,link=1mbit,latency=1ms")
 class Copies(KnownDurations):
     """Every copy takes a microsecond."""
 
-    def lookup(self, call: Any) -> Answer | None:
-        return Answer(COPY_NS, 0.0, Provenance.MICROBENCHMARK)
+    def lookup(self, call: Any) -> Timing | None:
+        return Timing(COPY_NS, 0.0, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: Any, report: Any = None, until: Any = None) -> None:
         """There is nothing to measure."""

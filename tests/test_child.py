@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
-from slipstream.child import Channel, Child, channel, process, started_by
+from slipstream.child import Channel, Child, channel, process, start_with
 from slipstream.errors import (
     ChildDiedError,
     ChildError,
@@ -346,7 +346,7 @@ def test_ctrl_c_while_it_starts_leaves_no_file_and_no_process(
         raise KeyboardInterrupt
 
     fds = len(os.listdir("/proc/self/fd"))
-    with started_by(interrupted), pytest.raises(KeyboardInterrupt):
+    with start_with(interrupted), pytest.raises(KeyboardInterrupt):
         Child()
     assert processes[0].wait(30) == 0
     assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,7 @@ from slipstream.errors import (
 from slipstream.graph import TensorSpec
 from slipstream.graph.flow import Match
 from slipstream.technique import (
-    Choosing,
+    ModuleTechnique,
     Stage,
     Technique,
     TechniqueSettings,
@@ -354,7 +354,7 @@ def test_only_the_named_techniques_are_imported() -> None:
 
 
 @dataclass(frozen=True)
-class Picky(Choosing):
+class Picky(ModuleTechnique):
     """Chooses modules without changing them."""
 
     only: str = "*"
@@ -376,8 +376,8 @@ def test_chosen_modules_can_be_replaced_and_have_the_name() -> None:
 
 def test_an_empty_choice_has_a_reason() -> None:
     found = [match("a", "a is packed"), match("b")]
-    assert Picky().why_none_of([], "the step has no layer") == "the step has no layer"
-    assert Picky().why_none_of(found[:1], "") == "a is packed"
-    assert Picky().why_none_of(found, "") is None
-    assert Picky("a").why_none_of(found, "") == "only=a matches none of its modules; near: b"
-    assert Picky("*", "b").why_none_of(found, "") == "except=b leaves none of its modules"
+    assert Picky().no_match_reason([], "the step has no layer") == "the step has no layer"
+    assert Picky().no_match_reason(found[:1], "") == "a is packed"
+    assert Picky().no_match_reason(found, "") is None
+    assert Picky("a").no_match_reason(found, "") == "only=a matches none of its modules; near: b"
+    assert Picky("*", "b").no_match_reason(found, "") == "except=b leaves none of its modules"

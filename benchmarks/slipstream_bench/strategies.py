@@ -329,7 +329,7 @@ def _device_s(table: _Table, levels: Sequence[Any], seed: int) -> float:
     spent = 0.0
     # Twice as many as there are candidates, since proposals repeat.
     run = _study(table, levels, seed, 2 * len(table))
-    for trial in sorted(run.trials, key=lambda trial: trial.told):
+    for trial in sorted(run.trials, key=lambda trial: trial.tell_event):
         if trial.state in (State.CACHED, State.RUNNING):
             continue
         last = trial.rung == len(levels)

@@ -38,8 +38,8 @@ from slipstream.errors import (
     UsageError,
 )
 from slipstream.source import (
-    AlreadyThereError,
-    NotPlacedError,
+    AlreadyAppliedError,
+    EditLocationError,
     Places,
     Source,
     find_switch,
@@ -145,10 +145,10 @@ class CodeChange:
         try:
             diff = edit(where).diff()
             return cls(diff, note if isinstance(note, str) else note(where), edit)
-        except AlreadyThereError as error:
+        except AlreadyAppliedError as error:
             reason = f"{error.what} ({error.where})"
             return cls("", f"already so: {reason}", edit, reason)
-        except NotPlacedError as error:
+        except EditLocationError as error:
             text = by_hand if isinstance(by_hand, str) else by_hand(where)
             lines = "".join(f"\n    {line}" for line in text.splitlines())
             why = f"no edit of your file: {error.what} ({error.where})"
@@ -283,7 +283,7 @@ class Technique(Protocol):
 _MEMBERS = (*Technique.__annotations__, *(name for name in vars(Technique) if name[0] != "_"))
 
 
-class Replicating(Technique, Protocol):
+class ReplicatingTechnique(Technique, Protocol):
     """A technique that makes replicas: ``traits.replicas == "makes"``.
 
     Attributes:
@@ -346,7 +346,7 @@ class TechniqueSettings:
 _Found = TypeVar("_Found", bound="Match")
 
 
-class Choosing(TechniqueSettings):
+class ModuleTechnique(TechniqueSettings):
     """Base of techniques that change selected modules of the model.
 
     Attributes:
@@ -363,7 +363,7 @@ class Choosing(TechniqueSettings):
 
         return ModuleSelection(EVERYTHING if self.only is None else self.only, self.except_ or "")
 
-    def why_none_of(self, found: Sequence[Match], none: str) -> str | None:
+    def no_match_reason(self, found: Sequence[Match], none: str) -> str | None:
         """Return why nothing in `found` is selected; None if something is.
 
         Args:
@@ -372,15 +372,15 @@ class Choosing(TechniqueSettings):
         possible = [match for match in found if match.refusal is None]
         if not possible:
             return found[0].refusal if found else none
-        return self.selection.why_none(match.module for match in possible)
+        return self.selection.no_match_reason(match.module for match in possible)
 
-    def need_some(self, names: Iterable[str]) -> None:
+    def require_match(self, names: Iterable[str]) -> None:
         """Check that the patterns select one of the modules `names`.
 
         Raises:
             WorkloadError: they select none.
         """
-        self.selection.need_some(self.name, names)
+        self.selection.require_match(self.name, names)
 
     def chosen(self, found: Iterable[_Found]) -> list[_Found]:
         """Return the matches that can be exchanged, in selected modules."""
@@ -543,7 +543,7 @@ def variants(kind: type[Technique]) -> list[Technique]:
     return [default()]
 
 
-def makes_replicas(technique: Technique) -> TypeGuard[Replicating]:
+def makes_replicas(technique: Technique) -> TypeGuard[ReplicatingTechnique]:
     """Whether it runs the step in several processes."""
     return technique.traits.replicas == "makes"
 
@@ -667,7 +667,7 @@ def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | 
         return None
     try:
         edit_script(workload.path, techniques)
-    except (AlreadyThereError, NotPlacedError) as error:
+    except (AlreadyAppliedError, EditLocationError) as error:
         names = " and ".join(
             technique.name for technique in techniques if technique.traits.edits_script
         )

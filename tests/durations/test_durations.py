@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from environments import switch_library_off
-from slipstream.durations import Durations, Question, common_spread, durations, microbenchmark
+from slipstream.durations import Durations, TimingRequest, common_spread, durations, microbenchmark
 from slipstream.durations.durations import machine_key, one_pool
 from slipstream.durations.microbenchmark import random_tensor, run
 from slipstream.errors import ChildError, StoreError
@@ -109,7 +109,7 @@ def test_one_child_serves_a_whole_measurement(path: Path, benchmark: Benchmark) 
             durations.measure([mm(size)])
         assert benchmark.started == 1
         # The thread pools of its libraries cannot grow later.
-        durations.measure([Question(mm(2), 2)])
+        durations.measure([TimingRequest(mm(2), 2)])
         durations.measure([mm(4)])
         assert benchmark.started == 2
     durations.measure([mm(5)])
@@ -405,13 +405,15 @@ def test_questions_with_other_threads_or_clock_have_separate_answers(
     path: Path, benchmark: Benchmark
 ) -> None:
     durations = Durations(1, path)
-    durations.measure([mm(2), Question(mm(2)), Question(mm(2), 2), Question(mm(2), 1, wall=True)])
+    durations.measure(
+        [mm(2), TimingRequest(mm(2)), TimingRequest(mm(2), 2), TimingRequest(mm(2), 1, wall=True)]
+    )
     # A plain call is a question without conditions.
     assert len(benchmark.asked) == 3
     again = Durations(1, path)
-    assert again.lookup(Question(mm(2), 2)) is not None
-    assert again.lookup(Question(mm(2), 2, wall=True)) is None
-    assert Durations(2, path).lookup(mm(2)) == again.lookup(Question(mm(2), 2))
+    assert again.lookup(TimingRequest(mm(2), 2)) is not None
+    assert again.lookup(TimingRequest(mm(2), 2, wall=True)) is None
+    assert Durations(2, path).lookup(mm(2)) == again.lookup(TimingRequest(mm(2), 2))
 
 
 def test_threads_and_clock_of_each_call_reach_the_benchmark(
@@ -429,7 +431,7 @@ def test_threads_and_clock_of_each_call_reach_the_benchmark(
             return super().call(function, **options)
 
     monkeypatch.setattr(durations, "Child", Watched())
-    Durations(1, path).measure([mm(2), Question(mm(2), 3, wall=True)])
+    Durations(1, path).measure([mm(2), TimingRequest(mm(2), 3, wall=True)])
     assert (seen["threads"], seen["wall"]) == ([1, 3], [False, True])
     # The thread pools must hold the largest number.
     assert seen["environment"].items() >= one_pool(3).items()
@@ -574,7 +576,7 @@ def test_a_ratio_is_as_uncertain_as_both_calls_together(
     table = Durations(1, path)
     spreads = {mm(2).key: 0.3, mm(4).key: 0.4}
     answers = {
-        key: durations.Answer(1e3, spread, Provenance.MICROBENCHMARK)
+        key: durations.Timing(1e3, spread, Provenance.MICROBENCHMARK)
         for key, spread in spreads.items()
     }
     monkeypatch.setattr(table, "lookup", lambda call: answers.get(call.key))
@@ -584,7 +586,7 @@ def test_a_ratio_is_as_uncertain_as_both_calls_together(
         assert ratio.spread == pytest.approx(0.5)
     # Likewise if one of them is on a curve through its neighbours.
     monkeypatch.setattr(
-        table, "_fitted", lambda call: durations.Answer(2e3, 1.2, Provenance.FITTED)
+        table, "_fitted", lambda call: durations.Timing(2e3, 1.2, Provenance.FITTED)
     )
     ratio = table.ratio(mm(4), mm(8))
     assert ratio is not None
@@ -599,9 +601,9 @@ def test_a_call_with_cached_operands_has_a_separate_answer(
 ) -> None:
     durations = Durations(1, path)
     durations.measure([mm(2)])
-    assert durations.lookup(Question(mm(2), warm=True)) is None
-    durations.measure([Question(mm(2), warm=True)])
+    assert durations.lookup(TimingRequest(mm(2), warm=True)) is None
+    durations.measure([TimingRequest(mm(2), warm=True)])
     assert len(benchmark.asked) == 2
     again = Durations(1, path)
-    assert again.lookup(Question(mm(2), warm=True)) is not None
-    assert again.lookup(Question(mm(4), warm=True)) is None
+    assert again.lookup(TimingRequest(mm(2), warm=True)) is not None
+    assert again.lookup(TimingRequest(mm(4), warm=True)) is None

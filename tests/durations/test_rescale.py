@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from known_durations import KnownDurations
-from slipstream.durations import Answer, Durations, rescale
+from slipstream.durations import Durations, Timing, rescale
 from slipstream.graph import PROVENANCES, Call, Editor, TensorSpec, replace_tasks
 from slipstream.provenance import Provenance
 from small_graphs import graph_of
@@ -23,10 +23,10 @@ class Alone(KnownDurations):
     def __init__(self, **durations: float) -> None:
         self._took = durations
 
-    def lookup(self, call: Any) -> Answer | None:
+    def lookup(self, call: Any) -> Timing | None:
         first = call.inputs[0]
         duration = self._took.get(f"{first.dtype}_{first.shape[0]}")
-        return None if duration is None else Answer(duration, 0.1, Provenance.MICROBENCHMARK)
+        return None if duration is None else Timing(duration, 0.1, Provenance.MICROBENCHMARK)
 
 
 def product(dtype: str, rows: int = 8) -> Call:

@@ -15,7 +15,7 @@ from slipstream.graph import (
     Timeline,
     communication,
     find_critical_path,
-    lanes,
+    lane_utilisation,
     replace_tasks,
     replay,
     virtual_speedups,
@@ -118,7 +118,7 @@ def test_an_unknown_group_is_refused() -> None:
 
 
 def test_lanes_are_busy_in_a_gap_or_idle() -> None:
-    first, second = lanes(replay(_two_lanes()))
+    first, second = lane_utilisation(replay(_two_lanes()))
     assert (first.busy_ns, first.gap_ns, first.idle_ns) == (15, 15, 0)
     assert (second.busy_ns, second.gap_ns, second.idle_ns) == (24, 0, 6)
     assert second.busy == pytest.approx(0.8)

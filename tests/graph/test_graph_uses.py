@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from slipstream.errors import GraphError
-from slipstream.graph import Allocations, Edges, Editor, Graph, Tasks, distinct
-from slipstream.graph.graph import kept
+from slipstream.graph import Allocations, Edges, Editor, Graph, Tasks, unique_in_order
+from slipstream.graph.graph import cached_per_graph
 from slipstream.graph.uses import uses_of
 from slipstream.provenance import Provenance
 
@@ -77,14 +77,14 @@ def test_uses_by_some_tasks_are_distinguished() -> None:
 
 def test_numbers_are_distinct_in_order_of_first_use() -> None:
     drawn = np.random.default_rng(0).integers(0, 50, 200)
-    assert distinct(drawn, 60).tolist() == list(dict.fromkeys(drawn.tolist()))
-    assert len(distinct(drawn[:0], 60)) == 0
+    assert unique_in_order(drawn, 60).tolist() == list(dict.fromkeys(drawn.tolist()))
+    assert len(unique_in_order(drawn[:0], 60)) == 0
 
 
 def test_cached_results_of_a_graph_do_not_apply_to_a_changed_copy() -> None:
     calls = []
 
-    @kept
+    @cached_per_graph
     def count(graph: Graph, more: int) -> int:
         calls.append(more)
         return len(graph.lanes) + more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.errors import GraphError
 from slipstream.graph import (
     UNKNOWN_SPREAD,
@@ -32,8 +32,8 @@ MICRO = Provenance.MICROBENCHMARK
 class Table:
     """Knows only the sine."""
 
-    def lookup(self, call: Call) -> Answer | None:
-        return Answer(100.0, 0.1, MICRO) if call.name == "aten::sin" else None
+    def lookup(self, call: Call) -> Timing | None:
+        return Timing(100.0, 0.1, MICRO) if call.name == "aten::sin" else None
 
 
 def test_a_view_matches_the_columns() -> None:

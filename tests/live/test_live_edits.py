@@ -10,7 +10,7 @@ from live_workloads import TRAIN
 from slipstream.errors import WorkloadError
 from slipstream.live import edits
 from slipstream.live.edits import with_technique
-from slipstream.source import AlreadyThereError, NotPlacedError
+from slipstream.source import AlreadyAppliedError, EditLocationError
 from slipstream.workload import Workload
 
 _FUSED = {"technique": "fused_optimizer:fused"}
@@ -33,7 +33,7 @@ def test_a_technique_in_use_is_refused_by_both(train: Path) -> None:
     edits.save(target, _FUSED, edits.preview(target, _FUSED)["digest"])
     with pytest.raises(WorkloadError, match="already so"):
         edits.preview(target, _FUSED)
-    with pytest.raises(AlreadyThereError):
+    with pytest.raises(AlreadyAppliedError):
         with_technique(train.read_text(), Workload(target), _FUSED["technique"])
 
 
@@ -43,7 +43,7 @@ def test_the_page_shows_what_to_write_by_hand_without_an_edit(train: Path) -> No
     with pytest.raises(WorkloadError, match="by hand") as caught:
         edits.preview(f"{train}:make_workload", _FUSED)
     assert "fused" in str(caught.value)
-    with pytest.raises(NotPlacedError):
+    with pytest.raises(EditLocationError):
         with_technique(text, Workload(f"{train}:make_workload"), _FUSED["technique"])
 
 

@@ -19,7 +19,7 @@ from slipstream.measure.arms import (
     command_words,
     time_calls,
     time_calls_on_device,
-    timed,
+    time_function,
 )
 
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
@@ -147,7 +147,7 @@ def test_only_module_colon_function_is_accepted():
 
 
 def test_one_sample_as_a_worker_returns_it():
-    sample = checked_sample(timed(lambda: sum(range(100)), inner=10))
+    sample = checked_sample(time_function(lambda: sum(range(100)), inner=10))
     assert {"wall", "cpu"} <= set(sample)
 
 

@@ -60,8 +60,8 @@ def test_counters_are_rates_since_the_previous_reading(monkeypatch):
 def test_more_time_detects_smaller_differences(monkeypatch, clock):
     monkeypatch.setattr(gate, "_probe", lambda: clock.work(1e5))
     monkeypatch.setattr(gate.time, "monotonic", lambda: clock.wall_ns / 1e9)
-    short = gate.detectable(5, probe_s=2.0)
-    long = gate.detectable(500, probe_s=2.0)
+    short = gate.detectable_change(5, probe_s=2.0)
+    long = gate.detectable_change(500, probe_s=2.0)
     # A hundred times the time is a tenth of the width; the probe itself is noisy.
     assert long.blocks == pytest.approx(100 * short.blocks, rel=0.05)
     assert short.cpu / 20 < long.cpu < short.cpu / 5
@@ -69,7 +69,7 @@ def test_more_time_detects_smaller_differences(monkeypatch, clock):
 
 
 def test_the_probe_of_the_detectable_difference_takes_time():
-    found = gate.detectable(5, probe_s=0.2)
+    found = gate.detectable_change(5, probe_s=0.2)
     assert found.blocks >= 8
     assert found.cpu >= 0
     assert found.wall >= 0

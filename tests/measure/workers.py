@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from slipstream.measure import phases
-from slipstream.measure.arms import timed
+from slipstream.measure.arms import time_function
 from slipstream.measure.memory import memory_phase
 
 _state: dict[str, int] = {}
@@ -25,7 +25,7 @@ def setup(work: int = 1000, fail: bool = False) -> None:
 
 def sample() -> dict[str, float]:
     _state["calls"] += 1
-    return timed(lambda: sum(range(_state["work"])))
+    return time_function(lambda: sum(range(_state["work"])))
 
 
 def sample_with_pid() -> dict[str, float]:
@@ -37,7 +37,7 @@ def sample_phases() -> dict[str, float]:
         with phases.phase("forward"):
             sum(range(100))
 
-    return timed(step)
+    return time_function(step)
 
 
 def raises_at(call: int) -> dict[str, float]:

@@ -59,7 +59,7 @@ from slipstream.runtimes.paths import DeviceMatrix
 from slipstream.runtimes.preprocessing import image_pipeline
 from slipstream.runtimes.samples import read_samples
 from slipstream.search import Choice as SubSpace
-from slipstream.search import Float, Halving, Int, Reading, Space, Study
+from slipstream.search import Float, Halving, Int, Space, StoredStudy, Study
 from slipstream.search.listing import Listing
 from slipstream.ship import xray
 from slipstream.ship.firmware import Network, Operator, Quantization, Tensor
@@ -237,7 +237,7 @@ def _study(path: Path) -> Study:
 
 
 def read_study(path: Path) -> None:
-    listing = Listing.of(Reading(path))
+    listing = Listing.of(StoredStudy(path))
     for table in (listing.status(), listing.top(5), listing.pareto()):
         table.to_markdown()
     listing.to_json()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.durations import Durations
-from slipstream.durations.durations import Answer
+from slipstream.durations.durations import Timing
 from slipstream.graph import Allocations, Edges, Graph, Tasks
 from slipstream.provenance import Provenance
 
@@ -27,8 +27,8 @@ class AlikeDurations(Durations):
     def __init__(self) -> None:
         super().__init__(threads=1, path=Path(os.devnull, "durations.db"))
 
-    def lookup(self, call: Any) -> Answer:
-        return Answer(1e4, 0.02, Provenance.MICROBENCHMARK)
+    def lookup(self, call: Any) -> Timing:
+        return Timing(1e4, 0.02, Provenance.MICROBENCHMARK)
 
     def measure(
         self, calls: Any, report: Any = lambda line: None, until: Any = None, **how: Any

@@ -195,13 +195,13 @@ def test_an_unknown_technique_and_an_unwritable_file_are_named(
 def test_columns_have_the_narrowest_type_and_are_aligned() -> None:
     arrays = Arrays()
     found = [
-        arrays.whole([0, 255]), arrays.whole([0, 256]), arrays.whole([-1, 3]),
+        arrays.integers([0, 255]), arrays.integers([0, 256]), arrays.integers([-1, 3]),
         arrays.real([0.5]), arrays.times([1e12 + 0.25]),
     ]  # fmt: skip
     assert [column["type"] for column in found] == ["u8", "u16", "i32", "f32", "f64"]
     assert all(column["at"] % 8 == 0 for column in found)
     with pytest.raises(ValueError, match="32 bits"):
-        arrays.whole([1 << 40])
+        arrays.integers([1 << 40])
 
 
 def test_families_separate_matmuls_from_other_operators(graph: Graph) -> None:

@@ -195,7 +195,7 @@ def test_pairs_change_two_stages() -> None:
 
 def test_memo_evicts_and_recomputes() -> None:
     images = [photo(seed=seed) for seed in range(3)]
-    memo = pre.Memo(images, most_bytes=20_000)
+    memo = pre.Memo(images, max_bytes=20_000)
     pipeline = pre.image_pipeline(16)
     for _ in range(2):
         for index, image in enumerate(images):

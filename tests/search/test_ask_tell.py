@@ -19,12 +19,12 @@ from slipstream.search import (
     Halving,
     Int,
     Processes,
-    Pruned,
-    Reading,
     Space,
     State,
+    StoredStudy,
     Study,
     Trial,
+    TrialPruned,
     TrialRun,
     study,
 )
@@ -38,7 +38,10 @@ def loss(config: dict[str, Any]) -> float:
 
 
 def facts(made: Study) -> list[tuple[Any, ...]]:
-    return [(t.candidate.id, t.state, t.values, t.reports, t.asked, t.told) for t in made.trials]
+    return [
+        (t.candidate.id, t.state, t.values, t.reports, t.ask_event, t.tell_event)
+        for t in made.trials
+    ]
 
 
 @pytest.mark.parametrize("rungs", [None, Halving(1, 9)])
@@ -64,7 +67,7 @@ def test_ask_and_tell_equals_the_loop_of_run(tmp_path: Path, strategy: str, rung
     own.tell(again.number, {"y": loss(again.config)})
     while (task := own.ask()) is not None:
         own.tell(task, loss(task.config))
-        assert Reading(tmp_path / "own.db").trials[task.number].told >= 0
+        assert StoredStudy(tmp_path / "own.db").trials[task.number].tell_event >= 0
     own.close()
     run = made("run.db", loss).run()
     assert facts(own) == facts(run)
@@ -114,7 +117,7 @@ def descent(config: dict[str, Any], run: TrialRun) -> float:
     for epoch in range(4):
         run.report(loss(config) + 1 / (1 + epoch), epoch)
         if run.should_prune():
-            raise Pruned
+            raise TrialPruned
     return loss(config)
 
 

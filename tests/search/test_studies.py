@@ -30,9 +30,9 @@ from slipstream.search import (
     Hyperband,
     Int,
     Processes,
-    Reading,
     Space,
     State,
+    StoredStudy,
     Study,
     estimator,
     study,
@@ -67,7 +67,10 @@ def crashes(config: dict[str, Any]) -> float:
 
 
 def facts(made: Study) -> list[tuple[Any, ...]]:
-    return [(t.candidate.id, t.state, t.values, t.asked, t.told, t.fidelity) for t in made.trials]
+    return [
+        (t.candidate.id, t.state, t.values, t.ask_event, t.tell_event, t.fidelity)
+        for t in made.trials
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["random", "quasirandom", "evolution", "trees", "tpe"])
@@ -119,12 +122,12 @@ def test_a_parallel_study_replays(tmp_path: Path, rungs: Any) -> None:
     made = study("s", SPACE, "y", estimator=slowly, strategy="tpe", rungs=rungs,
                  store=tmp_path / "s.db", budget=Budget(trials=60))  # fmt: skip
     made.run(Processes(2))
-    tells = [trial.number for trial in sorted(made.trials, key=lambda trial: trial.told)]
+    tells = [trial.number for trial in sorted(made.trials, key=lambda trial: trial.tell_event)]
     assert made.replay() == len(tells) > 12
     # A record that was tampered with does not replay.
     made.trials[5].candidate.values["x0"] = 0.0
     made._store = None
-    reading = Reading(tmp_path / "s.db")
+    reading = StoredStudy(tmp_path / "s.db")
     assert reading.trials[5].candidate.values["x0"] != 0.0
 
 
@@ -212,7 +215,7 @@ def test_the_analytic_filter_learns_its_error(tmp_path: Path, ratio: float) -> N
                      store=tmp_path / store).run(budget=Budget(trials=trials))  # fmt: skip
 
     whole = made("whole.db", 60)
-    later = [trial for trial in whole.trials if trial.asked > 40]
+    later = [trial for trial in whole.trials if trial.ask_event > 40]
     assert all((trial.state is State.COMPLETE) == (trial.candidate.values["x"] * ratio <= 0.6)
                for trial in later)  # fmt: skip
     reasons = [str(trial.reason) for trial in later if trial.state is State.REJECTED]
@@ -363,7 +366,7 @@ def killed_and_resumed(folder: Path, kills: int) -> None:
         process.kill()
         process.wait()
         if acknowledged.strip():
-            finished = sum(trial.told >= 0 for trial in Reading(path).trials)
+            finished = sum(trial.tell_event >= 0 for trial in StoredStudy(path).trials)
             assert finished >= int(acknowledged) - 1
         if finished >= 400:
             break
@@ -448,7 +451,7 @@ def test_a_full_disk_ends_the_study_and_written_trials_are_intact(small_disk: Pa
     with pytest.raises(StoreError, match="full") as error:
         made.run(budget=Budget(trials=100_000))
     assert re.search(r"\bdisk space\b.*--store\b", str(error.value.remedy))
-    stored = Reading(path).trials
+    stored = StoredStudy(path).trials
     assert len(stored) > 100
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -491,7 +494,7 @@ from test_studies import SPACE, bowl
 from slipstream.search import Budget, study
 study("s", SPACE, "y", estimator=bowl, strategy="random", store=Path(sys.argv[2])).run(
     budget=Budget(trials=2000),
-    progress=lambda s: print(sum(t.told >= 0 for t in s.trials), flush=True))
+    progress=lambda s: print(sum(t.tell_event >= 0 for t in s.trials), flush=True))
 """
 
 

@@ -24,9 +24,9 @@ from slipstream.ship.export import write_network
 from slipstream.ship.firmware import (
     export_firmware,
     forecast,
-    other_outputs,
     random_inputs,
     read_firmware,
+    reference_outputs,
     run_emulated,
     run_here,
     verify_firmware,
@@ -60,7 +60,7 @@ def test_random_operators_of_straight_code_equal_other_runtimes(
     codes = np.arange(256, dtype=np.uint8).view(np.int8)
     inputs.append([np.resize(codes, port.shape) for port in firmware.interface.inputs])
     here = run_here(firmware.sources, firmware.interface, inputs, tmp_path)
-    expected = other_outputs(firmware.model, firmware.interface, inputs, against)
+    expected = reference_outputs(firmware.model, firmware.interface, inputs, against)
     for ours, theirs in zip(here.outputs, expected, strict=True):
         for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             assert a.tobytes() == b.tobytes(), network.operators[at]

@@ -23,9 +23,9 @@ from slipstream.ship.export.modules import write_module
 from slipstream.ship.firmware import (
     Network,
     export_firmware,
-    other_outputs,
     parse_network,
     read_firmware,
+    reference_outputs,
     run_here,
     verify_firmware,
 )
@@ -119,7 +119,7 @@ def test_gates_and_sequences_equal_the_model(
     firmware = export_firmware(write_network(network), device="host")
     sets = codes(network, inputs)
     ran = run_here(firmware.sources, firmware.interface, sets, tmp_path)
-    expected = other_outputs(firmware.model, firmware.interface, sets)
+    expected = reference_outputs(firmware.model, firmware.interface, sets)
     assert [a[0].tobytes() for a in ran.outputs] == [a[0].tobytes() for a in expected]
     port = firmware.interface.outputs[0]
     found = np.stack([(y[0].ravel() - float(port.zero_point)) * port.scale for y in ran.outputs])

@@ -361,7 +361,7 @@ def test_dropout_adds_no_difference_between_twins() -> None:
     labels = reference_labels(judge(), scenes)
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * SIZE * SIZE, CLASSES))
     weights = []
-    for twins in (None, stability.Same()):
+    for twins in (None, stability.IdenticalTwins()):
         recipe = stability.Recipe(alpha=1e4, epochs=2, batch=32)
         trained = stability.fine_tune(net, scenes, labels, PIPELINE, twins, recipe)
         weights.append(trained[2].weight.detach())  # type: ignore[index,union-attr,operator]
@@ -462,7 +462,7 @@ def test_hardening_for_int8_reduces_its_difference_from_float() -> None:
     recipe = stability.Recipe(alpha=300.0, epochs=12, batch=32, int8=True)
     found = stability.harden(
         model, scenes, labels, PIPELINE, held_out=matrix, judged=(scenes, labels),
-        twins=stability.Same(), recipe=recipe,
+        twins=stability.IdenticalTwins(), recipe=recipe,
     )  # fmt: skip
     samples = samples_of(scenes, PIPELINE)
 

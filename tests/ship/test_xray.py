@@ -258,7 +258,7 @@ def planted(place: int) -> nn.Module:
 @pytest.mark.parametrize("place", [0, 2, 4, 8])
 def test_ranks_the_faulty_layer_first(place: int) -> None:
     inputs = PIPELINE.batch(images())
-    found = xray.introduced(network(), planted(place), inputs)
+    found = xray.layer_errors(network(), planted(place), inputs)
     assert found[0].name == str(place)
     assert found[1].introduced < 1e-6
     bisected = xray.bisect(network(), planted(place), inputs)
@@ -276,7 +276,7 @@ def test_isolates_and_mixes_onnx_layers(onnx_file: Path, tmp_path: Path) -> None
     weight.CopyFrom(numpy_helper.from_array(-2 * numpy_helper.to_array(weight), weight.name))
     onnx.save(model, str(tmp_path / "bad.onnx"))
     inputs = PIPELINE.batch(images())
-    found = xray.introduced(str(onnx_file), str(tmp_path / "bad.onnx"), inputs)
+    found = xray.layer_errors(str(onnx_file), str(tmp_path / "bad.onnx"), inputs)
     assert found[0].introduced > 0.1 > 1e-5 > found[1].introduced
     assert sum(layer.cumulative > 1e-3 for layer in found) > 1
     bisected = xray.bisect(str(onnx_file), str(tmp_path / "bad.onnx"), inputs)
@@ -295,7 +295,7 @@ def test_isolates_and_mixes_litert_layers(tmp_path: Path) -> None:
     floats, codes = (paths[f"pretrainedResnet{end}"] for end in ("", "_quant"))
     pixels = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3))
     inputs = np.kron(pixels, np.ones((1, 4, 4, 1))).astype(np.float32)
-    healthy = xray.introduced(str(floats), str(codes), inputs)
+    healthy = xray.layer_errors(str(floats), str(codes), inputs)
     assert len(healthy) == 15
     # A wrong scale of the weights of the fifth convolution.
     network = read_network(codes)

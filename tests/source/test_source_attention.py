@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.source import NotPlacedError, Source, fuse_attention, locate
+from slipstream.source import EditLocationError, Source, fuse_attention, locate
 from slipstream.techniques.sdpa import Sdpa
 from slipstream.workload import Workload
 
@@ -151,7 +151,7 @@ def test_the_edit_changes_only_the_lines_of_attention() -> None:
     ],
 )  # fmt: skip
 def test_uncertain_code_is_refused(lines: tuple[str, ...], message: str, line: int) -> None:
-    with pytest.raises(NotPlacedError, match=re.escape(message)) as error:
+    with pytest.raises(EditLocationError, match=re.escape(message)) as error:
         edited(written(*lines))
     assert str(error.value.where) == f"model.py:{line}"
 

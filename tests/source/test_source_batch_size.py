@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.source import NotPlacedError, Source, find_batch_size, locate
+from slipstream.source import EditLocationError, Source, find_batch_size, locate
 from slipstream.technique import parse
 from slipstream.workload import Workload
 
@@ -60,7 +60,7 @@ def test_exactly_one_token_differs(name: str, ending: str) -> None:
 def test_an_uncertain_size_is_refused_with_the_reason(name: str) -> None:
     text, message = UNSAFE[name]
     source, _ = source_of(text)
-    with pytest.raises(NotPlacedError) as caught:
+    with pytest.raises(EditLocationError) as caught:
         find_batch_size(locate(source, "make"))
     assert message in caught.value.what
 
@@ -74,7 +74,7 @@ def test_a_script_is_edited_at_its_only_loader() -> None:
     assert (found.value, found.line) == (16, 2)
     assert found.set(4).content == script.replace("16", "4").encode()
     several = script + "other = DataLoader(held_out, batch_size=8)\n"
-    with pytest.raises(NotPlacedError, match="several DataLoaders"):
+    with pytest.raises(EditLocationError, match="several DataLoaders"):
         find_batch_size(locate(Source.of(several.encode(), Path("train.py")), None))
 
 
@@ -121,7 +121,7 @@ def test_an_explicit_option_overrides_its_default(tmp_path: Path) -> None:
         assert diff in change.diff
         assert bool(diff) != ("overrides the default 16" in change.note)
     path.write_text(_ARGPARSE.replace(", default=16", ""))
-    with pytest.raises(NotPlacedError, match=r"'args.batch_size' has no default"):
+    with pytest.raises(EditLocationError, match=r"'args.batch_size' has no default"):
         find_batch_size(locate(Source.read(path), None))
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slipstream.source import (
-    AlreadyThereError,
-    NotPlacedError,
+    AlreadyAppliedError,
+    EditLocationError,
     Source,
     checkpoint_blocks,
     locate,
@@ -135,7 +135,7 @@ def test_only_the_outermost_blocks_are_checkpointed() -> None:
 )  # fmt: skip
 def test_uncertain_code_is_refused(old: str, new: str, message: str, line: int) -> None:
     assert old in FILE
-    with pytest.raises(NotPlacedError, match=message) as error:
+    with pytest.raises(EditLocationError, match=message) as error:
         edited(FILE.replace(old, new, 1))
     assert str(error.value.where) == f"model.py:{line}"
 
@@ -143,12 +143,12 @@ def test_uncertain_code_is_refused(old: str, new: str, message: str, line: int) 
 def test_a_model_without_blocks_is_refused() -> None:
     text = FILE.replace("nn.ModuleList([Block(width) for", "list([Block(width) for")
     text = text.replace("nn.Sequential(*(Block(width)", "tuple((Block(width)")
-    with pytest.raises(NotPlacedError, match=r"nn\.ModuleList"):
+    with pytest.raises(EditLocationError, match=r"nn\.ModuleList"):
         edited(text)
 
 
 def test_editing_twice_equals_editing_once() -> None:
-    with pytest.raises(AlreadyThereError, match="checkpointed"):
+    with pytest.raises(AlreadyAppliedError, match="checkpointed"):
         edited(edited(FILE).text.replace("for layer in self.row:", "for layer in self.blocks:"))
 
 

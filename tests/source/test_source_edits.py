@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from slipstream.errors import WorkloadError
 from slipstream.source import (
-    AlreadyThereError,
-    NotPlacedError,
+    AlreadyAppliedError,
+    EditLocationError,
     Places,
     Source,
     accumulate,
@@ -138,9 +138,9 @@ def test_unedited_bytes_are_preserved(
     assert new.count(b"\r\n") == (len(found) - 1 if newline == "\r\n" else 0)
     assert new.endswith(newline.encode()) == ends
     # Editing twice equals editing once.
-    with pytest.raises((AlreadyThereError, NotPlacedError)) as refused:
+    with pytest.raises((AlreadyAppliedError, EditLocationError)) as refused:
         edit(locate(Source.of(new, _PATH), None))
-    assert refused.type is AlreadyThereError
+    assert refused.type is AlreadyAppliedError
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -192,7 +192,7 @@ def test_keywords_are_added_or_replaced(before: str, after: str) -> None:
 
 def test_keywords_that_may_be_in_a_mapping_are_not_edited() -> None:
     source, call = _call("f(**settings)")
-    with pytest.raises(NotPlacedError, match=r"\*\*settings\b"):
+    with pytest.raises(EditLocationError, match=r"\*\*settings\b"):
         source.set_keywords(call, a="1")
     source, call = _call("f(a=2, **settings)")
     assert source.set_keywords(call, a="1").text == "f(a=1, **settings)"
@@ -246,20 +246,20 @@ def test_torch_is_imported_if_it_is_not(before: str, after: str) -> None:
 
 
 def test_a_rebound_name_is_left_alone() -> None:
-    with pytest.raises(NotPlacedError, match="'torch'"):
+    with pytest.raises(EditLocationError, match="'torch'"):
         Source.of(b"torch = 'lamp'\n", _PATH).with_import("torch")
 
 
 def test_overlapping_edits_are_refused() -> None:
     source, call = _call("f(g(x))")
     both = source.replace(call, "h").replace(call.args[0], "k")
-    with pytest.raises(NotPlacedError, match="overlap"):
+    with pytest.raises(EditLocationError, match="overlap"):
         _ = both.text
 
 
 def test_a_result_with_a_syntax_error_is_refused() -> None:
     source, call = _call("f(x)")
-    with pytest.raises(NotPlacedError, match="not be valid Python"):
+    with pytest.raises(EditLocationError, match="not be valid Python"):
         source.replace(call, "f(").diff()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripts import ACCELERATE, FABRIC, HUGGING_FACE, LIGHTNING
 
-from slipstream.source import NotPlacedError, Source, locate
+from slipstream.source import EditLocationError, Source, locate
 from slipstream.technique import CodeChange, parse
 from slipstream.workload import Workload, build_from
 
@@ -285,7 +285,7 @@ def test_options_without_a_switch_are_refused_with_suitable_lines(
     assert re.search(reason, sentence), sentence
     assert by_hand in lines
     assert found.edit is not None
-    with pytest.raises(NotPlacedError):
+    with pytest.raises(EditLocationError):
         found.edit(locate(Source.read(tmp_path / "train.py"), None))
 
 

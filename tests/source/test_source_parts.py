@@ -10,7 +10,15 @@ import pytest
 import torch
 from scripts import BLOCKS, function_losses
 
-from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source, locate, undo, write
+from slipstream.source import (
+    AlreadyAppliedError,
+    EditLocationError,
+    Places,
+    Source,
+    locate,
+    undo,
+    write,
+)
 from slipstream.technique import parse
 from slipstream.workload import Workload
 
@@ -64,7 +72,7 @@ def test_a_dropout_edit_equals_apply(path: Path) -> None:
     assert "isinstance(self.last, nn.Dropout)" in text
     assert "class Still(nn.Dropout)" in text
     assert "nn.Linear(3, 4), nn.Dropout(0.5)" in text
-    with pytest.raises(AlreadyThereError, match=r"slipstream\.nn\.Dropout"):
+    with pytest.raises(AlreadyAppliedError, match=r"slipstream\.nn\.Dropout"):
         change.edit(places(path))
 
 
@@ -83,7 +91,7 @@ def test_arguments_of_every_call_of_the_model_are_set(path: Path) -> None:
     assert text.count("dtype=torch.float32") == 4
     assert "nn.Linear(3, 4)," in text
     assert function_losses(path) == before
-    with pytest.raises(AlreadyThereError):
+    with pytest.raises(AlreadyAppliedError):
         places(path).set_call(_LINEAR, dtype="torch.float32")
     # If some calls have them, the others get them.
     path.write_text(text.replace("nn.Linear(width, 4, dtype=torch.float32)", "nn.Linear(width, 4)"))
@@ -91,15 +99,15 @@ def test_arguments_of_every_call_of_the_model_are_set(path: Path) -> None:
 
 
 def test_a_class_passed_as_a_value_takes_no_arguments(path: Path) -> None:
-    with pytest.raises(NotPlacedError, match=r"nn\.Dropout\b"):
+    with pytest.raises(EditLocationError, match=r"nn\.Dropout\b"):
         places(path).replace_class("torch.nn.Dropout", "slipstream.nn.Dropout", inplace="True")
     new = places(path).replace_class(_LINEAR, _SAME, bias="True")
     assert new.text.count(f"{_SAME}(") == new.text.count("bias=True") == 4
 
 
 def test_classes_outside_the_model_are_not_found(path: Path) -> None:
-    with pytest.raises(NotPlacedError, match=r"nn\.Conv2d\b"):
+    with pytest.raises(EditLocationError, match=r"nn\.Conv2d\b"):
         places(path).replace_class("torch.nn.Conv2d", "torch.nn.Conv1d")
     path.write_text(BLOCKS.replace("model = Net()", "model = nn.ReLU()"))
-    with pytest.raises(NotPlacedError, match=r"nn\.Linear\b"):
+    with pytest.raises(EditLocationError, match=r"nn\.Linear\b"):
         places(path).replace_class(_LINEAR, _SAME)

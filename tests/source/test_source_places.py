@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.source import (
-    AlreadyThereError,
-    NotPlacedError,
+    AlreadyAppliedError,
+    EditLocationError,
     Places,
     Source,
     accumulate,
@@ -216,7 +216,7 @@ def test_an_unnamed_model_gets_a_name(returned: str, lines: list[str]) -> None:
 def test_uncertain_code_is_not_guessed(
     text: str, function: str | None, message: str, line: int | None
 ) -> None:
-    with pytest.raises(NotPlacedError, match=message) as error:
+    with pytest.raises(EditLocationError, match=message) as error:
         compiled(text, function)
     assert error.value.where == (f"train.py:{line}" if line else "train.py")
 
@@ -225,13 +225,13 @@ def test_the_only_optimizer_is_found() -> None:
     text = "import torch\na = torch.optim.SGD(m.parameters())\n"
     scheduled = text + "s = torch.optim.lr_scheduler.StepLR(a, 1)\n"
     assert where(scheduled).optimizer.kind == "SGD"
-    with pytest.raises(NotPlacedError, match=r"\b2 optimizers\b.*\b2 and 3\b"):
+    with pytest.raises(EditLocationError, match=r"\b2 optimizers\b.*\b2 and 3\b"):
         _ = where(text + "b = torch.optim.Adam(m.parameters())\n").optimizer
     # A function may create another one in addition to the returned one.
     both = f"import torch\ndef make(m):\n  a = torch.optim.SGD(m.parameters())\n  {_OTHER}"
     assert where(both, "make").optimizer.kind == "Adam"
     helped = "def make(m):\n  a = new_optimizer(m)\n  return m, 1, 1, a\n"
-    with pytest.raises(NotPlacedError, match=r"'a'.*\boptimizer\b"):
+    with pytest.raises(EditLocationError, match=r"'a'.*\boptimizer\b"):
         _ = where(helped, "make").optimizer
 
 
@@ -244,7 +244,7 @@ def test_a_name_that_is_not_torchs_does_not_count_as_torchs() -> None:
         "from .torch import optim\nx = optim.SGD(m.parameters())\n",
         "from torch import optim\noptim = mine\nx = optim.SGD(m.parameters())\n",
     ):
-        with pytest.raises(NotPlacedError, match="no optimizer"):
+        with pytest.raises(EditLocationError, match="no optimizer"):
             _ = where(text).optimizer
 
 
@@ -259,9 +259,9 @@ def test_of_several_loaders_the_one_of_the_loop_is_found() -> None:
     assert added(where(text).set_call(_LOADER, num_workers="4")) == [
         "train = DataLoader(a, num_workers=4)"
     ]
-    with pytest.raises(NotPlacedError, match=r"\b5 and 6\b"):
+    with pytest.raises(EditLocationError, match=r"\b5 and 6\b"):
         where(text.replace("tqdm(train)", "mix(train, test)")).set_call(_LOADER, num_workers="4")
-    with pytest.raises(NotPlacedError, match="not called"):
+    with pytest.raises(EditLocationError, match="not called"):
         where("x = 1\n").set_call(_LOADER, num_workers="4")
 
 
@@ -271,12 +271,12 @@ def test_defaults_and_lines_at_the_top_are_edited() -> None:
         "def make(a, batch_size=64, *, n=4): pass"
     ]
     for missing in ("a", "b"):
-        with pytest.raises(NotPlacedError, match=f"'{missing}'"):
+        with pytest.raises(EditLocationError, match=f"'{missing}'"):
             where(text, "make").set_default(missing, "1")
     # Not before torch is imported.
     source = where(text).at_top("{torch}.set_num_threads(4)")
     assert line_before(source, "torch.set_num_threads(4)") == "import torch"
-    with pytest.raises(AlreadyThereError):
+    with pytest.raises(AlreadyAppliedError):
         where(source.text).at_top("{torch}.set_num_threads(4)")
 
 
@@ -324,7 +324,7 @@ _LOOP = "  loss = f(m(x), y)\n  opt.zero_grad()\n  loss.backward()\n  opt.step()
     ],
 )
 def test_an_unsupported_loop_is_left_alone(body: str, message: str, line: int | None) -> None:
-    with pytest.raises(NotPlacedError, match=message) as error:
+    with pytest.raises(EditLocationError, match=message) as error:
         where(_HEAD + body).wrap_forward("with f():")
     assert error.value.where == (f"train.py:{line}" if line else "train.py")
 
@@ -368,7 +368,7 @@ def test_an_unsupported_loop_is_left_alone(body: str, message: str, line: int | 
 def test_the_update_runs_once_for_all_batches(loop: str, lines: list[str]) -> None:
     source = accumulate(where(_HEAD + loop), 3)
     assert added(source) == lines
-    with pytest.raises(AlreadyThereError):
+    with pytest.raises(AlreadyAppliedError):
         accumulate(where(source.text), 3)
 
 
@@ -384,7 +384,7 @@ def test_the_update_runs_once_for_all_batches(loop: str, lines: list[str]) -> No
     ],
 )
 def test_a_loop_that_cannot_accumulate_is_left_alone(loop: str, message: str, line: int) -> None:
-    with pytest.raises(NotPlacedError, match=message) as error:
+    with pytest.raises(EditLocationError, match=message) as error:
         accumulate(where(_HEAD + loop), 3)
     assert str(error.value.where) == f"train.py:{line}"
 
@@ -409,5 +409,5 @@ def test_inputs_are_those_of_the_model() -> None:
         lambda: inputs(_HEAD + "for x, y in d:\n" + _LOOP.replace("m(x)", "m(*x)")),
     ]
     for case in cases:
-        with pytest.raises(NotPlacedError, match="only input cannot be identified"):
+        with pytest.raises(EditLocationError, match="only input cannot be identified"):
             case()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import distributed
 
-from slipstream.source import NotPlacedError, Source, accumulate, locate
+from slipstream.source import EditLocationError, Source, accumulate, locate
 
 SCRIPT = """\
 import torch
@@ -92,7 +92,7 @@ def test_the_wrapper_is_found_if_the_optimizer_trains_its_module() -> None:
     ],
 )
 def test_uncertain_code_is_refused(old: str, new: str, message: str, line: int) -> None:
-    with pytest.raises(NotPlacedError, match=message) as error:
+    with pytest.raises(EditLocationError, match=message) as error:
         edited(SCRIPT.replace(old, new, 1)).settled()
     assert str(error.value.where) == f"train.py:{line}"
 

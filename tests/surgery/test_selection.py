@@ -28,7 +28,7 @@ def test_selects_included_names_without_excluded_ones() -> None:
 def test_selects_a_model_that_is_itself_the_module() -> None:
     assert "" in ModuleSelection()
     assert "" in ModuleSelection(except_="*.norm")
-    assert ModuleSelection().why_none([""]) is None
+    assert ModuleSelection().no_match_reason([""]) is None
     table = nn.EmbeddingBag(30_000, 8)
     batch = torch.randint(0, 30_000, (64, 4)), torch.zeros(64, 8)
     optimizer = torch.optim.SGD(table.parameters(), 0.1)
@@ -40,13 +40,13 @@ def test_selects_a_model_that_is_itself_the_module() -> None:
 
 def test_refuses_patterns_without_match_and_suggests_names() -> None:
     names = ["blocks.0.drop", "blocks.1.drop", "head"]
-    assert ModuleSelection().why_none(names) is None
-    assert ModuleSelection("blocks.*").why_none(names) is None
-    assert "near: blocks.0.drop" in str(ModuleSelection("block.0.drop").why_none(names))
+    assert ModuleSelection().no_match_reason(names) is None
+    assert ModuleSelection("blocks.*").no_match_reason(names) is None
+    assert "near: blocks.0.drop" in str(ModuleSelection("block.0.drop").no_match_reason(names))
     assert re.search(
-        r"\bexcept=hed\b.*\bnone\b", str(ModuleSelection(except_="hed").why_none(names))
+        r"\bexcept=hed\b.*\bnone\b", str(ModuleSelection(except_="hed").no_match_reason(names))
     )
-    assert "leaves none" in str(ModuleSelection("head", "h*").why_none(names))
+    assert "leaves none" in str(ModuleSelection("head", "h*").no_match_reason(names))
 
 
 class Several(nn.Module):

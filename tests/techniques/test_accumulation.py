@@ -16,7 +16,7 @@ from torch import distributed, nn
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Graph, StepPhase, replay
-from slipstream.source import AlreadyThereError, NotPlacedError
+from slipstream.source import AlreadyAppliedError, EditLocationError
 from slipstream.technique import Context, Stage, TechniqueSettings, Traits
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.workload import BuiltWorkload, build_from
@@ -139,9 +139,9 @@ def test_a_script_is_edited_and_its_step_has_more_samples() -> None:
     text = LOOP.format(header="for x in data:")
     edited = Accumulation(2).edit_script(Path("train.py"), text.encode()).decode()
     assert "(loss / 2).backward()" in edited
-    with pytest.raises(AlreadyThereError):
+    with pytest.raises(AlreadyAppliedError):
         Accumulation(2).edit_script(Path("train.py"), edited.encode())
-    with pytest.raises(NotPlacedError, match="not a for loop"):
+    with pytest.raises(EditLocationError, match="not a for loop"):
         Accumulation(2).edit_script(Path("train.py"), LOOP.format(header="while True:").encode())
 
 

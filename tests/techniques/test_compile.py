@@ -29,7 +29,7 @@ _FORWARD_NS, _BACKWARD_NS, _OVERHEAD_NS = 1e6, 2e6, 5e5
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     """A real eager step, with additional regions of round numbers."""
-    from slipstream.capture import covered_tasks, repeats
+    from slipstream.capture import covered_tasks, max_repeats
 
     eager = graph_of(mlp)
     covered = covered_tasks(eager, set())
@@ -44,7 +44,7 @@ def graph() -> Graph:
         ],
         "overhead_ns": _OVERHEAD_NS,
         "covered_ns": {p: float(eager.tasks.duration_ns[t].sum()) for p, t in covered.items()},
-        "repeats": repeats(eager, covered["forward"]),
+        "repeats": max_repeats(eager, covered["forward"]),
         "stays": [],
         "breaks": [{"reason": "print", "where": "train.py:3"}],
         "compile_s": 10.0, "cached": False, "eager_ns": 5_000_000, "compiled_ns": 4_000_000,

@@ -12,7 +12,7 @@ from recorded import build, graph_of, images, inference
 from torch import nn
 
 from known_durations import KnownDurations
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Graph
 from slipstream.provenance import Provenance
@@ -25,8 +25,8 @@ from slipstream.workload import Workload
 class Table(KnownDurations):
     """Every call takes a microsecond."""
 
-    def lookup(self, call: Call) -> Answer:
-        return Answer(1000.0, 0.01, Provenance.MICROBENCHMARK)
+    def lookup(self, call: Call) -> Timing:
+        return Timing(1000.0, 0.01, Provenance.MICROBENCHMARK)
 
 
 class Net(nn.Module):
@@ -87,7 +87,7 @@ def test_every_lookup_was_requested() -> None:
     graph, looked = graph_of(net), set()
 
     class Spy(Table):
-        def lookup(self, call: Call) -> Answer:
+        def lookup(self, call: Call) -> Timing:
             looked.add(call.key)
             return super().lookup(call)
 

@@ -13,7 +13,7 @@ import torch.utils.data
 from recorded import build, graph_of, mlp
 from torch import nn
 
-from slipstream.durations import Answer, Durations, Question
+from slipstream.durations import Durations, Timing, TimingRequest
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Graph, Kind, StepPhase, replace_tasks, replay
 from slipstream.provenance import Provenance
@@ -61,8 +61,8 @@ class Known(Durations):
     def __init__(self, path: Path) -> None:
         super().__init__(1, path / "durations.db")
 
-    def lookup(self, call: Call | Question) -> Answer | None:
-        return Answer(_TAKE_NS, 0.1, Provenance.MICROBENCHMARK)
+    def lookup(self, call: Call | TimingRequest) -> Timing | None:
+        return Timing(_TAKE_NS, 0.1, Provenance.MICROBENCHMARK)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from recorded import build, graph_of, images, inference, mlp
 
 from known_durations import KnownDurations
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Graph
@@ -26,8 +26,8 @@ class Table(KnownDurations):
     def __init__(self, **nanoseconds: float) -> None:
         self._nanoseconds = nanoseconds
 
-    def lookup(self, call: Call) -> Answer:
-        return Answer(self._nanoseconds[call.arguments[0]], 0.01, Provenance.MICROBENCHMARK)
+    def lookup(self, call: Call) -> Timing:
+        return Timing(self._nanoseconds[call.arguments[0]], 0.01, Provenance.MICROBENCHMARK)
 
 
 def with_autograd() -> Any:

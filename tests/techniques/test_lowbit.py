@@ -14,7 +14,7 @@ import torch
 from recorded import build, graph_of, images, inference, mlp
 from torch import nn
 
-from slipstream.durations import Answer, Ratio
+from slipstream.durations import Ratio, Timing
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Graph, replay
@@ -73,21 +73,21 @@ class Machine:
         products = layer.features()[-1]
         return 2000 + 0.3 * layer.rows * layer.k + self.per_product[wbits, abits] * products
 
-    def lookup(self, call: Call) -> Answer | None:
+    def lookup(self, call: Call) -> Timing | None:
         self.asked.add(call.key)
         nanoseconds = 1000.0
         if call.name == "slipstream::lowbit":
             if str(call.arguments[0]).startswith("torch int8"):
                 torch_ns = self.torch_ns
-                return torch_ns and Answer(torch_ns, 0.01, Provenance.MICROBENCHMARK)  # type: ignore[return-value]
+                return torch_ns and Timing(torch_ns, 0.01, Provenance.MICROBENCHMARK)  # type: ignore[return-value]
             if isinstance(call.arguments[0], str):
-                return Answer(500.0, 0.01, Provenance.MICROBENCHMARK)
+                return Timing(500.0, 0.01, Provenance.MICROBENCHMARK)
             wbits, abits, image, n, kernel, stride, padding, _, _, depthwise = call.arguments
             layer = LayerShape(image, n, kernel, stride, padding, depthwise=depthwise)
             nanoseconds = self.time(layer, wbits, abits)
         if call.name == "aten::sum":
             nanoseconds = 1.0  # effectively no limit
-        return Answer(nanoseconds, 0.01, Provenance.MICROBENCHMARK)
+        return Timing(nanoseconds, 0.01, Provenance.MICROBENCHMARK)
 
     def ratio(self, old: Call, new: Call) -> Ratio:
         self.lookup(old)
@@ -302,7 +302,7 @@ def test_every_lookup_was_requested() -> None:
 
 def test_without_timings_no_claim_is_made() -> None:
     class Nothing(Machine):
-        def lookup(self, call: Call) -> Answer | None:
+        def lookup(self, call: Call) -> Timing | None:
             return None
 
     graph = graph_of(net)
@@ -431,8 +431,8 @@ def test_training_is_prepared_on_request() -> None:
 
 
 class _Rounding(Machine):
-    def lookup(self, call: Call) -> Answer | None:
-        return Answer(1000.0, 0.01, Provenance.MICROBENCHMARK)
+    def lookup(self, call: Call) -> Timing | None:
+        return Timing(1000.0, 0.01, Provenance.MICROBENCHMARK)
 
 
 def test_refusals_have_reasons() -> None:

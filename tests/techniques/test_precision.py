@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from known_durations import KnownDurations
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.errors import WorkloadError
 from slipstream.graph import PROVENANCES, Call, Graph, StepPhase, replay
 from slipstream.provenance import Provenance
@@ -33,12 +33,12 @@ class Table(KnownDurations):
     def __init__(self, full_ns: float | None, low_ns: float | None, cast_ns: float | None) -> None:
         self.full_ns, self.low_ns, self.cast_ns = full_ns, low_ns, cast_ns
 
-    def lookup(self, call: Call) -> Answer | None:
+    def lookup(self, call: Call) -> Timing | None:
         low = any(spec.dtype == "bfloat16" for spec in call.inputs)
         found = self.low_ns if low else self.full_ns
         if call.name == "aten::_to_copy":
             found = self.cast_ns
-        return None if found is None else Answer(found, 0.1, Provenance.MICROBENCHMARK)
+        return None if found is None else Timing(found, 0.1, Provenance.MICROBENCHMARK)
 
 
 def predicted(graph: Graph, table: Any) -> Graph:
@@ -135,7 +135,7 @@ def test_a_changed_operator_is_scaled_by_the_ratio() -> None:
 
 def test_output_and_workspace_of_a_16_bit_kernel_are_measured() -> None:
     class Measured(Table):
-        def lookup(self, call: Call) -> Answer | None:
+        def lookup(self, call: Call) -> Timing | None:
             answer = super().lookup(call)
             if answer is None or call.name != "aten::addmm":
                 return answer
@@ -229,7 +229,7 @@ def test_every_lookup_was_requested() -> None:
     looked_up: set[str] = set()
 
     class Spy(Table):
-        def lookup(self, call: Call) -> Answer | None:
+        def lookup(self, call: Call) -> Timing | None:
             looked_up.add(call.key)
             return super().lookup(call)
 

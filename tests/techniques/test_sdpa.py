@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
 
 from known_durations import KnownDurations
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Graph, StepPhase
@@ -147,10 +147,10 @@ class Table(KnownDurations):
         self._fused_ns = fused_ns
         self.looked: set[str] = set()
 
-    def lookup(self, call: Call) -> Answer | None:
+    def lookup(self, call: Call) -> Timing | None:
         self.looked.add(call.key)
         nanoseconds = self._fused_ns if "scaled_dot_product" in call.name else 1000.0
-        return nanoseconds and Answer(nanoseconds, 0.01, Provenance.MICROBENCHMARK)  # type: ignore[return-value]
+        return nanoseconds and Timing(nanoseconds, 0.01, Provenance.MICROBENCHMARK)  # type: ignore[return-value]
 
 
 def predicted(graph: Graph, table: Table) -> Graph:

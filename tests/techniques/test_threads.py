@@ -10,7 +10,7 @@ import torch
 from recorded import build, graph_of, mlp
 
 from slipstream import technique
-from slipstream.durations import Answer, Durations, Question
+from slipstream.durations import Durations, Timing, TimingRequest
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Call, Graph
 from slipstream.provenance import Provenance
@@ -27,13 +27,13 @@ class Known(Durations):
     def __init__(self, path: Path, factor: float = 1.6, spread: float = 0.01) -> None:
         super().__init__(1, path / "durations.db")
         self.factor, self.spread = factor, spread
-        self.asked: list[Question] = []
+        self.asked: list[TimingRequest] = []
 
-    def lookup(self, call: Call | Question) -> Answer | None:
-        assert isinstance(call, Question)
+    def lookup(self, call: Call | TimingRequest) -> Timing | None:
+        assert isinstance(call, TimingRequest)
         self.asked.append(call)
         gain = self.factor if call.threads == 2 and call.call.name.endswith("mm") else 1.0
-        return Answer(1000.0 / gain, self.spread, Provenance.MICROBENCHMARK)
+        return Timing(1000.0 / gain, self.spread, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: object, *others: object, **how: object) -> None:
         """All durations are known."""

@@ -29,7 +29,7 @@ def test_a_handler_that_raises_does_not_resume_the_script(
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             ended = worker.end_descendants
             monkeypatch.setattr(worker, "end_descendants", lambda: (ended(), time.sleep(30)))
-            worker.leave({"tasks": 3})
+            worker.exit_with({"tasks": 3})
         except RuntimeError:
             status = 7  # the script would catch it and continue
         finally:

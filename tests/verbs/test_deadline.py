@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.durations import Answer, Durations, Question
+from slipstream.durations import Durations, Timing, TimingRequest
 from slipstream.graph import Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import parse
@@ -42,13 +42,13 @@ class SomeDurations(Durations):
     def __init__(self, path: Path, most: float = math.inf) -> None:
         super().__init__(1, path)
         self._most = most
-        self.carefully: list[Question] = []
-        self.roughly: list[Question] = []
+        self.carefully: list[TimingRequest] = []
+        self.roughly: list[TimingRequest] = []
         self._times: set[Any] = set()
 
-    def lookup(self, call: Any) -> Answer | None:
+    def lookup(self, call: Any) -> Timing | None:
         measured = self._key(call) in self._times
-        return Answer(1000.0, 0.0, Provenance.MICROBENCHMARK) if measured else None
+        return Timing(1000.0, 0.0, Provenance.MICROBENCHMARK) if measured else None
 
     def missing(self, calls: Iterable[Any]) -> Any:
         keys = {self._key(call): call for call in calls}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from known_durations import KnownDurations
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.durations.levels import LEVELS, Level, level, level_of
 from slipstream.durations.roofline import Limits
 from slipstream.errors import InvalidArgumentError, UnknownNameError
@@ -29,12 +29,12 @@ class AtLevel(KnownDurations):
     def __init__(self, level: Level | None) -> None:
         self.old = level is SSE
 
-    def lookup(self, call: Any) -> Answer | None:
+    def lookup(self, call: Any) -> Timing | None:
         if "addmm" in call.name and "unknown" not in call.name:
-            return Answer(9000.0 if self.old else 1000.0, 0.01, Provenance.MICROBENCHMARK)
+            return Timing(9000.0 if self.old else 1000.0, 0.01, Provenance.MICROBENCHMARK)
         if "relu" in call.name:
             return None  # cannot be run alone
-        return Answer(3000.0 if self.old else 1000.0, 0.01, Provenance.MICROBENCHMARK)
+        return Timing(3000.0 if self.old else 1000.0, 0.01, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: Any, report: Any = None, until: Any = None, **how: Any) -> None:
         pass
@@ -60,7 +60,7 @@ def test_every_operator_has_its_own_ratio(step: Graph) -> None:
     found = predict_device(step, "sse4.1", durations=at_level)
     after = found.prediction.graph
     assert after is not None
-    assert found.known is Provenance.MICROBENCHMARK
+    assert found.provenance is Provenance.MICROBENCHMARK
     seen = set()
     for task, number in enumerate(step.tasks.call.tolist()):
         before_ns, after_ns = (g.tasks.duration_ns[task] for g in (step, after))
@@ -113,7 +113,7 @@ def test_reports_why_a_level_cannot_be_predicted(
 def test_scales_a_cpu_step_to_a_data_sheet(step: Graph) -> None:
     found = predict_device(step, "H100", durations=at_level)
     assert found.device == "h100-sxm"
-    assert found.known is Provenance.DATASHEET
+    assert found.provenance is Provenance.DATASHEET
     assert found.prediction.shares[Provenance.DATASHEET] > 0
     after = found.prediction.graph
     assert after is not None

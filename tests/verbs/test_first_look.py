@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.durations import Answer, Durations
+from slipstream.durations import Durations, Timing
 from slipstream.graph import PROVENANCES, Graph, replace_tasks
 from slipstream.graph.page_faults import page_fault_tasks, with_launches
 from slipstream.provenance import Provenance
@@ -37,11 +37,11 @@ class UniformDurations(Durations):
 
     def __init__(self, path: Path, nanoseconds: float) -> None:
         super().__init__(1, path)
-        self._answer = Answer(nanoseconds, 0.0, Provenance.MICROBENCHMARK)
+        self._answer = Timing(nanoseconds, 0.0, Provenance.MICROBENCHMARK)
         self.requested: list[Any] = []
         self.is_cached = False
 
-    def lookup(self, call: Any) -> Answer | None:
+    def lookup(self, call: Any) -> Timing | None:
         return self._answer if self.is_cached else None
 
     def missing(self, calls: Any) -> Any:

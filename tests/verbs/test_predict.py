@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from known_durations import KnownDurations
-from slipstream.durations import Answer, Durations
+from slipstream.durations import Durations, Timing
 from slipstream.errors import UnknownNameError
 from slipstream.graph import Call, Editor, Graph, replay
 from slipstream.provenance import Provenance
@@ -101,7 +101,7 @@ class NoDurations(KnownDurations):
     ) -> None:
         assert not list(calls)
 
-    def lookup(self, call: Call) -> Answer | None:
+    def lookup(self, call: Call) -> Timing | None:
         raise AssertionError(call)
 
 

@@ -19,7 +19,7 @@ from statistics import median
 from slipstream.errors import SlipstreamError
 from slipstream.verbs.batch.model import model_of
 from slipstream.verbs.batch.samples import BatchSample, DoesNotFitError, Sampler
-from slipstream.verbs.batch.search import FACTORS, batch_model, more_sizes, whole
+from slipstream.verbs.batch.search import FACTORS, batch_model, more_sizes, round_size
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.workload import Workload
 from slipstream_bench import models
@@ -105,7 +105,7 @@ def _measure(model: str, options: BenchOptions) -> list[_Cell]:
         facts = sampler.facts
         assert facts is not None
         own = facts.samples
-        fitted = sorted({whole(own * factor, facts.quantum) for factor in FACTORS})
+        fitted = sorted({round_size(own * factor, facts.quantum) for factor in FACTORS})
         spare = more_sizes(fitted, facts.quantum)
         targets = {times: round(own * times) for times in _ASKED}
         sizes = sorted({*fitted, *spare, *targets.values()})

@@ -15,7 +15,7 @@ import torch
 
 from slipstream import technique
 from slipstream.graph import Graph, replay
-from slipstream.measure.arms import timed
+from slipstream.measure.arms import time_function
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload, build_from
 from slipstream_bench import cuda_models
@@ -68,7 +68,7 @@ def _simulated(bar: str, graph: Graph, parts: tuple[Any, ...]) -> Bar:
 
     for _ in range(_WARM):
         step()
-    measured = sorted(timed(step)["wall"] for _ in range(_STEPS))
+    measured = sorted(time_function(step)["wall"] for _ in range(_STEPS))
     error = 100 * abs(simulated / median(measured) - 1)
     detail = (
         f"{simulated / 1e6:.3f} ms simulated; {_STEPS} steps took {measured[0] / 1e6:.3f} to "

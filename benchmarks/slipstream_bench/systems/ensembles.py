@@ -20,12 +20,12 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import cross_entropy, interpolate
 
 from slipstream.heap import keep_pages
-from slipstream.measure import timed
+from slipstream.measure import time_function
 from slipstream.measure.memory import peak_of_call
 from slipstream.techniques.ensembles import (
     Ensemble,
     Quality,
-    Stacked,
+    StackedEnsemble,
     build,
     compact,
     compare,
@@ -169,11 +169,11 @@ def _compaction_rows(options: BenchOptions, train: Samples, held: Samples) -> It
     options.progress("a network to compact")
     torch.manual_seed(0)
     model, epochs = _perceptron(512), 8 if options.full else 4
-    epoch_ns = timed(lambda: _trainer(train, epochs)(model, 1.0, 0))["cpu"] / epochs
+    epoch_ns = time_function(lambda: _trainer(train, epochs)(model, 1.0, 0))["cpu"] / epochs
     sample = list(train.x[:_SAMPLE].split(1000))
     before = evaluate(Ensemble([model]), held.x, held.y)
     if options.wants(cost):
-        duration_ns = timed(functools.partial(compact, model, sample, 0.9))["cpu"]
+        duration_ns = time_function(functools.partial(compact, model, sample, 0.9))["cpu"]
         detail = f"{duration_ns / 1e6:.0f} ms; two layers of 512 units, {_SAMPLE} images"
         yield at_most(cost, duration_ns / epoch_ns, 0.25, "x", n=1, detail=detail)
     for correlation in selected:
@@ -226,7 +226,7 @@ def _ensemble_rows(
                 build, make(), _trainer(train, _EPOCHS), members=_MEMBERS, method=method,
                 sample=list(train.x[:_SAMPLE].split(1000)), seed=100 * seed,
             )  # fmt: skip
-            cpu[method] = timed(functools.partial(_keep, made, method, run))["cpu"]
+            cpu[method] = time_function(functools.partial(_keep, made, method, run))["cpu"]
         pair = [made[method].eval() for method in ("peers", "independent")]
         peers, independent = (evaluate(each, held.x, held.y) for each in pair)
         with torch.no_grad():
@@ -453,7 +453,7 @@ def _without(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
 
 
 def _stacked_step(members: list[nn.Sequential], x: Any, y: Any) -> Callable[[], object]:
-    model = Stacked(members).train()
+    model = StackedEnsemble(members).train()
     rows, labels = x.repeat(len(members), 1), y.repeat(len(members))
     sources = list(model.parameters())
     return lambda: torch.autograd.grad(cross_entropy(model(rows), labels), sources)

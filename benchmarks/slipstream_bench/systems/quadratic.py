@@ -23,9 +23,16 @@ from torch.utils.checkpoint import checkpoint
 
 from slipstream.errors import SlipstreamWarning
 from slipstream.heap import keep_pages
-from slipstream.measure import timed
+from slipstream.measure import time_function
 from slipstream.surgery import saved_bytes
-from slipstream.techniques.quadratic import Conv2d, Fused, Linear, Shortened, convert, shorten
+from slipstream.techniques.quadratic import (
+    Conv2d,
+    FusedQuadratic,
+    Linear,
+    ShorteningResult,
+    convert,
+    shorten,
+)
 from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.accuracy.cells import Cell, measure_cells, workload_of
@@ -386,7 +393,7 @@ def _inference_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
                 convolution.bias.zero_()  # type: ignore[union-attr]
             layer.bias.copy_(separate.c.bias)  # type: ignore[union-attr, arg-type]
             models = {
-                "three": separate, "fused": Fused(layer),
+                "three": separate, "fused": FusedQuadratic(layer),
                 "first order": nn.Conv2d(inputs, outputs, 3, padding=1),
             }  # fmt: skip
             y = separate(x)
@@ -461,7 +468,7 @@ class _Building:
         percents: accuracy on held-out images: first order, built.
     """
 
-    result: Shortened
+    result: ShorteningResult
     budget: float
     search: float
     time: float
@@ -534,10 +541,10 @@ def _build(study: Study, images: int, epochs: int, seed: int) -> _Building:
         )
     )
     cpu_ns: dict[str, float] = {}
-    results: list[Shortened] = []
+    results: list[ShorteningResult] = []
 
     def learn(model: nn.Module, name: str = "built") -> None:
-        cpu_ns[name] = timed(lambda: _train(model.train(), train, epochs))["cpu"]
+        cpu_ns[name] = time_function(lambda: _train(model.train(), train, epochs))["cpu"]
 
     def search() -> None:
         results.append(shorten(
@@ -546,7 +553,7 @@ def _build(study: Study, images: int, epochs: int, seed: int) -> _Building:
 
     learn(first, "first order")
     learn(quadratic, "quadratic")
-    whole = timed(search)["cpu"]
+    whole = time_function(search)["cpu"]
     (result,) = results
     models = first.eval(), result.model.eval()
     sizes = [sum(p.numel() for p in model.parameters()) for model in models]

@@ -258,7 +258,7 @@ from slipstream.search import Budget
 from slipstream_bench.systems.search import killed
 print(0, flush=True)
 killed(Path(sys.argv[1])).run(budget=Budget(trials=10**6),
-    progress=lambda s: print(sum(t.told >= 0 for t in s.trials), flush=True))
+    progress=lambda s: print(sum(t.tell_event >= 0 for t in s.trials), flush=True))
 """
 
 
@@ -268,7 +268,9 @@ def killed(path: Path | None) -> Study:
 
 
 def _facts(made: Study) -> list[tuple[Any, ...]]:
-    return [(t.candidate.id, str(t.state), t.values, t.asked, t.told) for t in made.trials]
+    return [
+        (t.candidate.id, str(t.state), t.values, t.ask_event, t.tell_event) for t in made.trials
+    ]
 
 
 def _kill_row(options: BenchOptions, folder: Path) -> Iterator[Bar]:
@@ -417,7 +419,7 @@ def _written_row(path: Path, count: int) -> Bar:
         measurements = {(metric, kind): Value(value, kind) for metric, value in values.items()}
         store.put(
             Trial(number, candidates[number % 1000], state=State.COMPLETE, values=values,
-                  measurements=measurements, asked=2 * number, told=2 * number + 1), {},
+                  measurements=measurements, ask_event=2 * number, tell_event=2 * number + 1), {},
         )  # fmt: skip
     store.close()
     rate = count / (time.perf_counter() - began)

@@ -256,7 +256,7 @@ def _planted(options: BenchOptions) -> Bar:
                     scale = layer.weight.abs().max() / 127
                     layer.weight.copy_((layer.weight / scale).round() * scale)
             deployed[2 * place].weight.mul_(4)  # type: ignore[operator]
-        found = xray.introduced(reference, deployed, inputs)
+        found = xray.layer_errors(reference, deployed, inputs)
         expected = {str(2 * place), str(2 * place + 1)}
         first += found[0].name in expected
         by_sum += max(found, key=lambda layer: layer.cumulative).name in expected

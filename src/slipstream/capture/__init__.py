@@ -2,7 +2,7 @@
 
 from slipstream.capture.compiling import put_compiled, use_compiled
 from slipstream.capture.program import MIN_STEPS, CaptureSettings, capture
-from slipstream.capture.regions import covered_tasks, repeats
+from slipstream.capture.regions import covered_tasks, max_repeats
 from slipstream.capture.statistics import STATISTICS
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "CaptureSettings",
     "capture",
     "covered_tasks",
+    "max_repeats",
     "put_compiled",
-    "repeats",
     "use_compiled",
 ]

@@ -197,7 +197,7 @@ def align(
     places = [paths[step.names] for step in steps]
     if parents is not None:
         places = [nested(place, parents, step) for place, step in zip(places, steps, strict=True)]
-    whole = [n for n, place in enumerate(places) if is_whole(place, len(steps[n].names))]
+    whole = [n for n, place in enumerate(places) if is_complete(place, len(steps[n].names))]
     if len(whole) >= _MIN_WHOLE_SHARE * len(steps):
         return _gathered(reference, [steps[n] for n in whole], [places[n] for n in whole], 0.0)
     common = np.array([(place >= 0).sum() for place in places])
@@ -242,7 +242,7 @@ def nested(
     return corrected
 
 
-def is_whole(found: NDArray[np.int64], events: int) -> bool:
+def is_complete(found: NDArray[np.int64], events: int) -> bool:
     """Whether a step of `events` events has all of the reference's, and few others."""
     return bool((found >= 0).all()) and events <= (1 + _MAX_OTHERS) * len(found)
 
@@ -263,7 +263,7 @@ def is_typical(reference: Sequence[str], steps: Sequence[StepEvents]) -> bool:
     names, count = paths.most_common(1)[0]
     if count < _MIN_WHOLE_SHARE * len(steps):
         return is_near(int(np.median([len(step.names) for step in steps])), len(reference))
-    return is_whole(positions(reference, names), len(names))
+    return is_complete(positions(reference, names), len(names))
 
 
 def _gathered(

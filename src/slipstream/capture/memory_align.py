@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.events import is_whole, positions
+from slipstream.capture.events import is_complete, positions
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units
 
@@ -42,7 +42,7 @@ def fit(record: MemoryRecord, units: Units) -> tuple[MemoryRecord, NDArray[np.bo
             f"with the recorded step; {REMEDY}"
         )
     changes = record.changes
-    if not is_whole(places, len(record.names)):
+    if not is_complete(places, len(record.names)):
         changes = _without_passing(record, places, units)
     last = max(int(record.end_ns.max(initial=0)), record.changes[-1][0])
     start, end = np.append(record.start_ns, last), np.append(record.end_ns, last)

@@ -52,7 +52,7 @@ def record_regions(
         - ``overhead_ns``: time to call the regions: guards, wrappers, autograd;
         - ``covered_ns``, ``covered_calls``: duration and number of the eager tasks that the
           regions replace, by phase;
-        - ``repeats``: see `repeats`; a larger value after an edit means more passes per step;
+        - ``max_repeats``: see `max_repeats`; a larger value after an edit means more passes per step;
         - ``stays``: (module, operator) of forward tasks that still run eagerly;
         - ``breaks``: reasons and lines of graph breaks;
         - ``compile_s`` of CPU time, and ``cached`` if torch found the code in its cache;
@@ -102,7 +102,7 @@ def record_regions(
             phase: float(graph.tasks.duration_ns[tasks].sum()) for phase, tasks in covered.items()
         },
         "covered_calls": {phase: len(tasks) for phase, tasks in covered.items()},
-        "repeats": repeats(graph, covered["forward"]),
+        "repeats": max_repeats(graph, covered["forward"]),
         "stays": list(map(list, stays)),
         "breaks": compiling.breaks(),
         "compile_s": compiling.compile_s,
@@ -135,7 +135,7 @@ def covered_tasks(graph: Graph, stays: set[tuple[str, str]]) -> dict[str, NDArra
     }
 
 
-def repeats(graph: Graph, tasks: NDArray[np.int64]) -> int:
+def max_repeats(graph: Graph, tasks: NDArray[np.int64]) -> int:
     """Return the maximum number of `tasks` with the same operator and sequence number, >= 1."""
     numbered = tasks[graph.tasks.sequence[tasks] >= 0]
     pairs = np.stack([graph.tasks.sequence[numbered], graph.tasks.name[numbered]], axis=1)

@@ -13,9 +13,9 @@ uses. A running function can exchange messages with the parent through `channel(
 
 from slipstream.child.descendants import end_group
 from slipstream.child.pipe import Channel, Message
-from slipstream.child.process import Child, ready, started_by
+from slipstream.child.process import Child, start_with, wait_any
 from slipstream.child.report import describe_error, is_user_file
-from slipstream.child.worker import call_in_fork, channel, end_descendants, leave, resolve
+from slipstream.child.worker import call_in_fork, channel, end_descendants, exit_with, resolve
 
 __all__ = [
     "Channel",
@@ -26,9 +26,9 @@ __all__ = [
     "describe_error",
     "end_descendants",
     "end_group",
+    "exit_with",
     "is_user_file",
-    "leave",
-    "ready",
     "resolve",
-    "started_by",
+    "start_with",
+    "wait_any",
 ]

@@ -37,7 +37,7 @@ _starter: ContextVar[Callable[..., Any] | None] = ContextVar("starter", default=
 
 
 @contextlib.contextmanager
-def started_by(start: Callable[..., Any]) -> Iterator[None]:
+def start_with(start: Callable[..., Any]) -> Iterator[None]:
     """Start every `Child` of this thread with `start` until the block ends.
 
     `start` has the signature of `subprocess.Popen`. A result that is not a child of this process
@@ -109,7 +109,7 @@ class Child:
             os.close(to_child_write)
             self._remove_log()
             if not isinstance(error, OSError):
-                # A starter set by `started_by` may raise other errors.
+                # A starter set by `start_with` may raise other errors.
                 raise
             raise ChildError(
                 f"{name} could not be started: {error.strerror or error}",
@@ -342,7 +342,7 @@ class Child:
         return kind(what, remedy=remedy)
 
 
-def ready(children: Sequence[Child], timeout_s: float) -> list[Child]:
+def wait_any(children: Sequence[Child], timeout_s: float) -> list[Child]:
     """Wait for the first message or exit; return all `children` with a message or exited.
 
     Args:

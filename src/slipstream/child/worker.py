@@ -83,7 +83,7 @@ def call_in_fork(called: str, arguments: Message) -> Any:
     return answer["result"]
 
 
-def leave(result: Any) -> NoReturn:
+def exit_with(result: Any) -> NoReturn:
     """Answer the call and exit, so that the script's own code does not continue.
 
     Exits on exceptions too: the handler that torch's ``DataLoader`` sets for the exit of its

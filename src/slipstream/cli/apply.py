@@ -16,7 +16,7 @@ from slipstream.errors import UsageError, WorkloadError
 from slipstream.tables import console_for
 
 if TYPE_CHECKING:
-    from slipstream.source import Written
+    from slipstream.source import WriteResult
     from slipstream.verbs.applying import ApplyResult
 
 
@@ -97,7 +97,7 @@ def _show_edit(applied: ApplyResult) -> None:
             console.print(Text(f"\n{change.note}", style="dim"))
 
 
-def _written(applied: ApplyResult, *, shown: bool) -> Written | None:
+def _written(applied: ApplyResult, *, shown: bool) -> WriteResult | None:
     """Write the edited file; None if it already has the edit.
 
     Args:

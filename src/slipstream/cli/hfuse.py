@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from slipstream.tables import Table
     from slipstream.techniques.side_by_side.cuda import (
-        Emulated,
+        EmulationResult,
         FusedKernel,
         Part,
         Resources,
@@ -110,7 +110,7 @@ def command(
         )
     need_place(output, *((".py",) if True in python else (".cu", ".cuh", ".cpp")))
     _need_other_than(output, [launch.path for launch in launches])
-    emulated: Emulated | None
+    emulated: EmulationResult | None
     resources: Resources | ProgramResources | None = None
     fused: FusedKernel | FusedPrograms
     summary = ""
@@ -121,7 +121,7 @@ def command(
             emulated = triton.emulate(programs, report=report) if check else None
             if arch:
                 report(f"Triton's compiler for {arch}")
-                resources = triton.compiled(programs, arch)
+                resources = triton.compile_fused(programs, arch)
                 summary = resources.summary(programs)
         else:
             fused = threads = cuda.fuse(launches, name)
@@ -130,7 +130,7 @@ def command(
                 note(f"not compiled for {arch}: {reason}")
             elif arch:
                 report(f"nvcc for {arch}")
-                resources = cuda.compiled(threads, arch)
+                resources = cuda.compile_fused(threads, arch)
                 summary = resources.summary(threads)
     if emulated is None or emulated.equal:
         write_text(output, fused.source)
@@ -165,7 +165,7 @@ def _need_other_than(output: Path, sources: Sequence[Path]) -> None:
 
 def _table(
     fused: FusedKernel | FusedPrograms,
-    emulated: Emulated | None,
+    emulated: EmulationResult | None,
     resources: Resources | ProgramResources | None,
     summary: str,
     output: Path,
@@ -193,7 +193,7 @@ def _table(
 
 def _payload(
     fused: FusedKernel | FusedPrograms,
-    emulated: Emulated | None,
+    emulated: EmulationResult | None,
     resources: Resources | ProgramResources | None,
     output: Path,
 ) -> dict[str, Any]:

@@ -136,12 +136,12 @@ def gate(
     does not prevent measuring: paired runs keep their confidence level on a busy machine and only
     need more time.
     """
-    from slipstream.measure.gate import detectable
+    from slipstream.measure.gate import detectable_change
 
     if not 0 < seconds < float("inf"):
         raise UsageError("--seconds must be a positive number")
     note("probing for two seconds")
-    _emit_fitness(detectable(seconds), as_json=as_json)
+    _emit_fitness(detectable_change(seconds), as_json=as_json)
 
 
 def _emit_fitness(fitness: Fitness, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 from slipstream.cli._options import Json
 
 if TYPE_CHECKING:
-    from slipstream.search import Executor, Reading, Study
+    from slipstream.search import Executor, StoredStudy, Study
     from slipstream.search.listing import Listing
 
 app = typer.Typer(
@@ -331,10 +331,10 @@ def _load(target: str) -> Study:
     return study
 
 
-def _read(runs: Path, study: str | None) -> Reading:
-    from slipstream.search import Reading
+def _read(runs: Path, study: str | None) -> StoredStudy:
+    from slipstream.search import StoredStudy
 
-    return Reading(runs, study)
+    return StoredStudy(runs, study)
 
 
 def _listing(runs: Path, study: str | None) -> Listing:
@@ -343,7 +343,7 @@ def _listing(runs: Path, study: str | None) -> Listing:
     return Listing.of(_read(runs, study))
 
 
-def _need_target(reading: Reading, runs: Path) -> str:
+def _need_target(reading: StoredStudy, runs: Path) -> str:
     from slipstream.errors import UsageError
 
     if reading.target is None:

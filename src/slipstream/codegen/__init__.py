@@ -8,14 +8,14 @@ from slipstream.codegen.compiler import (
     why_no_compiler,
 )
 from slipstream.codegen.prelude import PRELUDE
-from slipstream.codegen.triton import imported, load_triton, why_no_triton
+from slipstream.codegen.triton import import_file, load_triton, why_no_triton
 
 __all__ = [
     "PRELUDE",
     "CompileError",
     "Compiler",
     "compiler",
-    "imported",
+    "import_file",
     "load",
     "load_triton",
     "why_no_compiler",

@@ -42,14 +42,14 @@ def load_triton(source: str) -> ModuleType:
                 f"generated code cannot be stored: {error}", where=str(path)
             ) from error
     try:
-        return imported(path)
+        return import_file(path)
     except Exception as error:
         raise CompileError(
             f"generated Triton cannot be imported: {error}", where=str(path)
         ) from error
 
 
-def imported(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
     """Import a file as a module, without adding it to ``sys.modules``."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, "the file is Python"

@@ -1,9 +1,9 @@
 """Durations of operator calls on this machine: measured in advance, looked up in predictions."""
 
-from slipstream.durations.durations import Answer, Durations, Question, Ratio, usable_cores
+from slipstream.durations.durations import Durations, Ratio, Timing, TimingRequest, usable_cores
 from slipstream.durations.rescale import (
     UNKNOWN,
-    Changed,
+    CallChanges,
     common_spread,
     pace,
     ratio_columns,
@@ -13,11 +13,11 @@ from slipstream.durations.rescale import (
 
 __all__ = [
     "UNKNOWN",
-    "Answer",
-    "Changed",
+    "CallChanges",
     "Durations",
-    "Question",
     "Ratio",
+    "Timing",
+    "TimingRequest",
     "common_spread",
     "pace",
     "ratio_columns",

@@ -48,12 +48,12 @@ _BATCH = 24
 _BATCH_TIMEOUT_S = 300.0
 # Stored columns of a measured call.
 _ANSWER = ("nanoseconds", "spread", "workspace", "made")
-# `Question.key`, and the number of threads.
+# `TimingRequest.key`, and the number of threads.
 _Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Answer(Price):
+class Timing(Price):
     """Duration of a call, from a micro-benchmark.
 
     Attributes:
@@ -73,7 +73,7 @@ class Ratio:
     """Ratio of the durations of two calls.
 
     Attributes:
-        spread: relative half-width, as `Answer.spread`.
+        spread: relative half-width, as `Timing.spread`.
     """
 
     value: float
@@ -82,7 +82,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Question:
+class TimingRequest:
     """A call to time under conditions that differ from the step's.
 
     Attributes:
@@ -99,9 +99,9 @@ class Question:
     warm: bool = False
 
     @classmethod
-    def of(cls, call: Call | Question) -> Question:
+    def of(cls, call: Call | TimingRequest) -> TimingRequest:
         """Return `call` as a question under the step's conditions; a question is unchanged."""
-        return call if isinstance(call, Question) else cls(call)
+        return call if isinstance(call, TimingRequest) else cls(call)
 
     @property
     def key(self) -> str:
@@ -130,7 +130,7 @@ class Durations:
         self._environment = dict(level.environment) if level is not None else {}
         # A level has its own timings, like another machine.
         self._machine = machine_key() + (f" {level.name}" if level is not None else "")
-        self._answers: dict[_Key, Answer | None] = {}
+        self._answers: dict[_Key, Timing | None] = {}
         self._looked_up: set[_Key] = set()
         self._neighbours: dict[str, list[tuple[Call, float]]] = {}
         self._warned = False
@@ -138,7 +138,7 @@ class Durations:
         self._children: contextlib.ExitStack | None = None
         self._current: tuple[Child, int] | None = None
 
-    def lookup(self, call: Call | Question) -> Answer | None:
+    def lookup(self, call: Call | TimingRequest) -> Timing | None:
         """Return the duration of `call`, or None if it is unknown."""
         key = self._key(call)
         if key not in self._answers:
@@ -221,7 +221,7 @@ class Durations:
 
     def measure(
         self,
-        calls: Iterable[Call | Question],
+        calls: Iterable[Call | TimingRequest],
         report: Callable[[str], None] = lambda line: None,
         until: float = math.inf,
         *,
@@ -282,7 +282,7 @@ class Durations:
         return self._current[0]
 
     def _benchmark(
-        self, max_threads: int, batch: list[tuple[_Key, Question]], roughly: bool = False
+        self, max_threads: int, batch: list[tuple[_Key, TimingRequest]], roughly: bool = False
     ) -> None:
         child = self._child(max_threads)
         # A child that fails is not used again.
@@ -299,19 +299,19 @@ class Durations:
         self._current = current
         self._save(list(zip(batch, answers, strict=True)), store=not roughly)
 
-    def _without_answer(self, calls: Iterable[Call | Question]) -> frozenset[str]:
+    def _without_answer(self, calls: Iterable[Call | TimingRequest]) -> frozenset[str]:
         """Return the dtypes of calls that could not run in isolation and whose work is known."""
         works = (work(call) for call in calls if isinstance(call, Call) and not self.lookup(call))
         return frozenset(call_work.dtype for call_work in works if call_work is not None)
 
-    def missing(self, calls: Iterable[Call | Question]) -> list[tuple[_Key, Question]]:
+    def missing(self, calls: Iterable[Call | TimingRequest]) -> list[tuple[_Key, TimingRequest]]:
         """Return the calls that `measure` would micro-benchmark now, with their keys."""
-        questions = {self._key(call): Question.of(call) for call in calls}
+        questions = {self._key(call): TimingRequest.of(call) for call in calls}
         self._load([key for key in questions if key not in self._answers])
         return [(key, q) for key, q in questions.items() if key not in self._answers]
 
-    def _key(self, call: Call | Question) -> _Key:
-        question = Question.of(call)
+    def _key(self, call: Call | TimingRequest) -> _Key:
+        question = TimingRequest.of(call)
         return question.key, self.threads if question.threads is None else question.threads
 
     def _load(self, keys: list[_Key]) -> None:
@@ -334,7 +334,7 @@ class Durations:
                     )
 
     def _save(
-        self, rows: list[tuple[tuple[_Key, Question], dict[str, Any]]], *, store: bool = True
+        self, rows: list[tuple[tuple[_Key, TimingRequest], dict[str, Any]]], *, store: bool = True
     ) -> None:
         with self._without_cache(), self._cache() as cache, transaction(cache):
             for (key, question), answer in rows if store else ():
@@ -378,12 +378,12 @@ def _answer(
     spread: float | None,
     workspace: int | None,
     made: Sequence[int] | None,
-) -> Answer | None:
+) -> Timing | None:
     if nanoseconds is None:
         return None
     returned = None if made is None else tuple(made)
     provenance = Provenance.MICROBENCHMARK
-    return Answer(float(nanoseconds), float(spread or 0.0), provenance, workspace, returned)
+    return Timing(float(nanoseconds), float(spread or 0.0), provenance, workspace, returned)
 
 
 def _digest(key: str) -> str:

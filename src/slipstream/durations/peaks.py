@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.durations.durations import Durations, Question
+from slipstream.durations.durations import Durations, TimingRequest
 from slipstream.durations.movement import Moved
 from slipstream.durations.work import work
 from slipstream.graph import Call, TensorSpec
@@ -65,10 +65,10 @@ class Peaks:
         }  # fmt: skip
 
 
-def probes(dtypes: frozenset[str]) -> list[Call | Question]:
+def probes(dtypes: frozenset[str]) -> list[Call | TimingRequest]:
     """Return the calls whose durations `peaks_of` reads."""
     products = [_product(dtype, side) for dtype in sorted(dtypes) for side in _SIDES]
-    sweeps = [Question(call, warm=True) for size in _STREAMS for call in _sweeps(size)]
+    sweeps = [TimingRequest(call, warm=True) for size in _STREAMS for call in _sweeps(size)]
     return [*products, *sweeps, _sweeps(1)[0]]
 
 
@@ -88,7 +88,7 @@ def peaks_of(durations: Durations, dtypes: frozenset[str]) -> Peaks | None:
         speeds = [
             traffic(call).total / answer.nanoseconds * 1e9
             for call in _sweeps(size)
-            if (answer := durations.lookup(Question(call, warm=True))) and answer.nanoseconds
+            if (answer := durations.lookup(TimingRequest(call, warm=True))) and answer.nanoseconds
         ]
         if not speeds:
             # Without one of the sizes, operators would exceed the limits.

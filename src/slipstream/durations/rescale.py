@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations.durations import Durations, Ratio
-from slipstream.graph import PROVENANCES, UNKNOWN_SPREAD, Call, Editor, Graph, distinct
+from slipstream.graph import PROVENANCES, UNKNOWN_SPREAD, Call, Editor, Graph, unique_in_order
 from slipstream.provenance import Provenance
 
 UNKNOWN = Ratio(1.0, UNKNOWN_SPREAD, Provenance.ASSUMED)
@@ -18,7 +18,7 @@ UNKNOWN = Ratio(1.0, UNKNOWN_SPREAD, Provenance.ASSUMED)
 
 
 @dataclass(frozen=True, eq=False)
-class Changed:
+class CallChanges:
     """Tasks whose call changes, with few distinct pairs of calls.
 
     Attributes:
@@ -35,7 +35,9 @@ class Changed:
         return len(self.tasks)
 
     @classmethod
-    def by_call(cls, graph: Graph, tasks: NDArray[np.int64], calls: Mapping[int, Call]) -> Changed:
+    def by_call(
+        cls, graph: Graph, tasks: NDArray[np.int64], calls: Mapping[int, Call]
+    ) -> CallChanges:
         """Return the `tasks` whose call is replaced.
 
         Args:
@@ -46,14 +48,14 @@ class Changed:
         replaced[list(calls)] = True
         tasks = tasks[replaced[graph.tasks.call[tasks]]]
         number = graph.tasks.call[tasks]
-        order = distinct(number, len(graph.calls))
+        order = unique_in_order(number, len(graph.calls))
         pair = np.zeros(len(graph.calls), np.int64)
         pair[order] = np.arange(len(order))
         pairs = tuple((graph.calls[recorded], calls[recorded]) for recorded in order.tolist())
         return cls(tasks, pair[number], pairs)
 
     @classmethod
-    def of(cls, graph: Graph, calls: Mapping[int, Call]) -> Changed:
+    def of(cls, graph: Graph, calls: Mapping[int, Call]) -> CallChanges:
         """Return the changes for a new call per task; tasks should share equal `Call` objects."""
         tasks = np.fromiter(calls, np.int64, len(calls))
         numbers: dict[tuple[int, int], int] = {}
@@ -68,7 +70,7 @@ class Changed:
 
 
 def rescale(
-    edit: Editor, graph: Graph, changed: Mapping[int, Call] | Changed, durations: Durations
+    edit: Editor, graph: Graph, changed: Mapping[int, Call] | CallChanges, durations: Durations
 ) -> None:
     """Set the duration of every task of `changed` to that of its new call.
 
@@ -77,8 +79,8 @@ def rescale(
     computes longer on no more memory (`_computes_longer_ns`) the extra time is added instead. An
     unknown call keeps its duration, marked as assumed.
     """
-    if not isinstance(changed, Changed):
-        changed = Changed.of(graph, changed)
+    if not isinstance(changed, CallChanges):
+        changed = CallChanges.of(graph, changed)
     factor, code, spread = ratio_columns(durations, changed.pairs)
     longer_ns = np.array([_computes_longer_ns(durations, *pair) for pair in changed.pairs])
     factor[longer_ns > 0] = 1.0
@@ -118,13 +120,13 @@ def _computes_longer_ns(durations: Durations, old: Call, new: Call) -> float:
     return max(now.nanoseconds - was.nanoseconds, 0.0)
 
 
-def required_timings(graph: Graph, changed: Mapping[int, Call] | Changed) -> list[Call]:
+def required_timings(graph: Graph, changed: Mapping[int, Call] | CallChanges) -> list[Call]:
     """Return the calls that `rescale` looks up, each next to the one that it replaces.
 
     Neighbours are interleaved in a measurement, so that their ratio holds while the speed drifts.
     """
-    if not isinstance(changed, Changed):
-        changed = Changed.of(graph, changed)
+    if not isinstance(changed, CallChanges):
+        changed = CallChanges.of(graph, changed)
     return [call for pair in changed.pairs for call in pair]
 
 
@@ -140,7 +142,7 @@ def pace(graph: Graph, tasks: Iterable[int], durations: Durations) -> float:
     chosen = _array(tasks)
     call = graph.tasks.call[chosen]
     benchmark_ns = np.full(len(graph.calls), np.nan)
-    for number in distinct(call, len(graph.calls)).tolist():
+    for number in unique_in_order(call, len(graph.calls)).tolist():
         answer = durations.lookup(graph.calls[number])
         if answer is not None:
             benchmark_ns[number] = answer.nanoseconds
@@ -160,12 +162,12 @@ def common_spread(graph: Graph, tasks: Iterable[int], relative: float) -> float:
     call = graph.tasks.call[chosen]
     numbers: dict[str, int] = {}
     same_call = np.zeros(len(graph.calls) + 1, np.int64)
-    for number in distinct(call[call >= 0], len(graph.calls)).tolist():
+    for number in unique_in_order(call[call >= 0], len(graph.calls)).tolist():
         same_call[number] = numbers.setdefault(graph.calls[number].key, len(numbers))
     # Tasks without a call are independent, as in a prediction.
     group = np.where(call >= 0, same_call[call], len(numbers) + np.arange(len(chosen)))
     sums = np.bincount(group, graph.tasks.duration_ns[chosen])
-    durations = sums[distinct(group, len(sums))].tolist()
+    durations = sums[unique_in_order(group, len(sums))].tolist()
     together = math.sqrt(sum(duration**2 for duration in durations))
     return relative * sum(durations) / together if together else relative
 

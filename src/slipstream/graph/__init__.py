@@ -40,7 +40,7 @@ from slipstream.graph.values import (
     StepPhase,
     StringTable,
     Tasks,
-    distinct,
+    unique_in_order,
 )
 from slipstream.graph.view import TaskView, calls_of
 from slipstream.graph.views.causal import Curve, virtual_speedups
@@ -48,7 +48,7 @@ from slipstream.graph.views.critical_path import (
     CriticalPath,
     communication,
     find_critical_path,
-    lanes,
+    lane_utilisation,
 )
 from slipstream.graph.views.diff import Difference, difference
 from slipstream.graph.views.exposed import ExposedStretch, exposed_by_module, exposed_stretches
@@ -105,13 +105,12 @@ __all__ = [
     "cast",
     "communication",
     "difference",
-    "distinct",
     "exposed_by_module",
     "exposed_stretches",
     "find_critical_path",
     "find_peak",
     "insert_exchange",
-    "lanes",
+    "lane_utilisation",
     "load",
     "lower",
     "need_graph",
@@ -127,6 +126,7 @@ __all__ = [
     "save",
     "schedule",
     "to_perfetto",
+    "unique_in_order",
     "virtual_speedups",
     "with_overlap",
     "write_chakra",

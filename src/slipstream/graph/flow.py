@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.graph.call import Call, TensorSpec
-from slipstream.graph.graph import Graph, kept
+from slipstream.graph.graph import Graph, cached_per_graph
 from slipstream.graph.uses import Spans, sorted_once
 from slipstream.graph.values import StepPhase
 
@@ -259,7 +259,7 @@ def _widest(specs: dict[int, TensorSpec], storage: int, spec: TensorSpec) -> Non
         specs[storage] = spec
 
 
-@kept
+@cached_per_graph
 def flow_of(graph: Graph) -> Flow:
     """Return the data dependencies of `graph`."""
     return Flow(graph)
@@ -299,7 +299,7 @@ class Match:
 _Found = TypeVar("_Found", bound=Match)
 
 
-@kept
+@cached_per_graph
 def matches(graph: Graph, *rules: Callable[[Flow], Iterator[_Found]]) -> tuple[_Found, ...]:
     """Return the matches of `rules` in the step, in program order of the first task."""
     flow = flow_of(graph)

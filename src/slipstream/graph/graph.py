@@ -33,6 +33,9 @@ from slipstream.graph.values import (
 from slipstream.graph.view import TaskView
 from slipstream.graph.views.notebook import graph_html, graph_line
 
+# A file may contain any value, and each is a simulated step.
+_MAX_WARM_STEPS = 4096
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -122,6 +125,12 @@ class Graph:
         replicas = self.meta.get("workers", 1)
         # A file may contain any value.
         return replicas if type(replicas) is int and replicas > 0 else 1
+
+    @property
+    def warm_steps(self) -> int:
+        """The number of steps after which a pipeline of ranks is steady; 0 for others."""
+        steps = self.meta.get("warm_steps", 0)
+        return steps if type(steps) is int and 0 < steps <= _MAX_WARM_STEPS else 0
 
     def storages(self, task: int) -> NDArray[np.int32]:
         """Return the storage ids of the task's inputs, then outputs."""
@@ -218,7 +227,7 @@ def _check_times(column: NDArray[np.float64], name: str, row: str) -> None:
 _Found = TypeVar("_Found")
 
 
-def kept(find: Callable[..., _Found]) -> Callable[..., _Found]:
+def cached_per_graph(find: Callable[..., _Found]) -> Callable[..., _Found]:
     """Cache the results of `find` for the lifetime of the graph.
 
     For results that depend on operators and their tensors, not on durations: several methods of a

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from slipstream.graph.call import Call, TensorSpec
 from slipstream.graph.flow import Flow, Match, matches
-from slipstream.graph.graph import Graph, kept
+from slipstream.graph.graph import Graph, cached_per_graph
 from slipstream.graph.values import StepPhase
 
 RECURRENT = ("aten::rnn_tanh", "aten::rnn_relu", "aten::gru", "aten::lstm")
@@ -127,7 +127,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-@kept
+@cached_per_graph
 def module_layers(graph: Graph) -> tuple[Match, ...]:
     """Return the calls of float32 ``nn.Linear`` and ``nn.Conv2d`` modules, in program order."""
     return tuple(
@@ -166,7 +166,7 @@ class LayerKinds:
         )
 
 
-@kept
+@cached_per_graph
 def layer_kinds(graph: Graph) -> LayerKinds:
     """Return `module_layers` by kind."""
     found = module_layers(graph)

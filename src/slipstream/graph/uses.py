@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph.graph import Graph, kept
+from slipstream.graph.graph import Graph, cached_per_graph
 
 _Numbers = NDArray[np.int64]
 
@@ -110,7 +110,7 @@ def sorted_once(numbers: _Numbers) -> _Numbers:
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
-@kept
+@cached_per_graph
 def uses_of(graph: Graph) -> Uses:
     """Return the uses of storages in `graph`."""
     return Uses(graph)

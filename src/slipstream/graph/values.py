@@ -85,7 +85,7 @@ def taken(column: NDArray[Any], order: NDArray[np.int64] | list[slice]) -> NDArr
     return np.concatenate([column[run.start : run.stop or None] for run in order])
 
 
-def distinct(numbers: NDArray[Any], below: int) -> NDArray[Any]:
+def unique_in_order(numbers: NDArray[Any], below: int) -> NDArray[Any]:
     """Return the distinct `numbers` (0 <= number < `below`), in order of first occurrence."""
     first = np.full(below, -1)
     # Reversed, because of several assignments to one index the last one wins.

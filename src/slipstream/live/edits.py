@@ -16,7 +16,7 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.live.texts import sha256
 from slipstream.source import (
     BatchSize,
-    NotPlacedError,
+    EditLocationError,
     Source,
     find_batch_size,
     locate,
@@ -47,7 +47,7 @@ def batch_size_in(text: str, workload: Workload) -> BatchSize:
     """Find the batch size in `text`.
 
     Raises:
-        NotPlacedError: there is no batch size, or its place is ambiguous.
+        EditLocationError: there is no batch size, or its place is ambiguous.
         WorkloadError: `text` is not valid Python.
     """
     return _batch_size(_source(text, workload), workload)
@@ -58,7 +58,7 @@ def with_batch_size(text: str, workload: Workload, samples: int) -> Edited:
 
     Raises:
         InvalidArgumentError: `samples` is out of range.
-        NotPlacedError, WorkloadError: see `batch_size_in`.
+        EditLocationError, WorkloadError: see `batch_size_in`.
     """
     if not 1 <= samples <= _MAX_BATCH_SIZE:
         raise InvalidArgumentError(
@@ -73,8 +73,8 @@ def with_technique(text: str, workload: Workload, name: str) -> Edited:
 
     Raises:
         UsageError: `name` is not a valid technique spec.
-        NotPlacedError: the place of the edit is ambiguous.
-        AlreadyThereError: the text already applies the technique.
+        EditLocationError: the place of the edit is ambiguous.
+        AlreadyAppliedError: the text already applies the technique.
         WorkloadError: the technique has no source edit, or the text is not valid Python.
     """
     source, note = _with_techniques(_source(text, workload), workload, name, saved=False)
@@ -94,7 +94,7 @@ def look(target: str) -> dict[str, Any]:
     digest = sha256(source.original)
     try:
         size = _batch_size(source, workload)
-    except NotPlacedError as error:
+    except EditLocationError as error:
         where = Path(error.where).name if error.where else ""
         return {"digest": digest, "reason": error.what + (f" ({where})" if where else "")}
     return {"digest": digest, "value": size.value, "line": size.line}

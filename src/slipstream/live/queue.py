@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from slipstream.child import Child, end_group, started_by
+from slipstream.child import Child, end_group, start_with
 from slipstream.child.fork_server import ForkServer, can_fork
 from slipstream.errors import ChildError
 
@@ -90,7 +90,7 @@ class Job:
         if not self.result.set_running_or_notify_cancel():
             return
         try:
-            with started_by(self.start):
+            with start_with(self.start):
                 self.result.set_result(self._work())
         except BaseException as error:
             self.result.set_exception(error)
@@ -197,7 +197,7 @@ class _Lane:
         if self._worker is None or self._worker[0] != about:
             self._stop_worker()
             # Not started by the job, since it outlives it.
-            with started_by(self._start):
+            with start_with(self._start):
                 self._worker = about, Child(str(self._kind))
             if self._ended:
                 self._worker[1].kill()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
-    from slipstream.measure.arms import Arm, CallableArm, CommandArm, WorkerArm, timed
+    from slipstream.measure.arms import Arm, CallableArm, CommandArm, WorkerArm, time_function
     from slipstream.measure.comparison import Comparison, compare
-    from slipstream.measure.gate import Gate, detectable
+    from slipstream.measure.gate import Gate, detectable_change
     from slipstream.measure.memory import memory_phase, peak_memory
     from slipstream.measure.phases import phase
     from slipstream.measure.records import (
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from slipstream.measure.runner import ArmFailedError, RunPlan, run
 
 _HOMES = {
-    "arms": ("Arm", "CallableArm", "CommandArm", "WorkerArm", "timed"),
+    "arms": ("Arm", "CallableArm", "CommandArm", "WorkerArm", "time_function"),
     "comparison": ("Comparison", "compare"),
-    "gate": ("Gate", "detectable"),
+    "gate": ("Gate", "detectable_change"),
     "memory": ("memory_phase", "peak_memory"),
     "phases": ("phase",),
     "records": ("Claim", "Environment", "Experiment", "ExperimentSettings", "Verdict"),
@@ -58,12 +58,12 @@ __all__ = [
     "Verdict",
     "WorkerArm",
     "compare",
-    "detectable",
+    "detectable_change",
     "memory_phase",
     "peak_memory",
     "phase",
     "run",
-    "timed",
+    "time_function",
 ]
 
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

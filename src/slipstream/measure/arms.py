@@ -184,7 +184,7 @@ class WorkerArm(Arm):
     `setup` runs once, `sample` once per sample; both are ``"module:function"``, importable in the
     worker, and take JSON arguments. They share the worker's modules, so `sample` can use globals
     that `setup` sets. `sample` returns a mapping of metric to number with at least ``"wall"``
-    (ns), such as the result of `slipstream.measure.arms.timed`. Further metrics
+    (ns), such as the result of `slipstream.measure.arms.time_function`. Further metrics
     (``"cpu"``, ``"peak_memory"``, ``"wire_payload"``, ...) are recorded unchanged.
 
     Args:
@@ -331,7 +331,7 @@ def checked_sample(answer: object) -> dict[Metric, float]:
     if not isinstance(answer, Mapping) or "wall" not in answer:
         raise MeasurementError(
             f"a sample must be a mapping with 'wall' in nanoseconds, not {answer!r:.80}",
-            remedy="return slipstream.measure.timed(step) from the sample function",
+            remedy="return slipstream.measure.time_function(step) from the sample function",
         )
     values: dict[Metric, float] = {}
     for metric, value in answer.items():
@@ -345,7 +345,7 @@ def checked_sample(answer: object) -> dict[Metric, float]:
     return values
 
 
-def timed(function: Callable[[], object], inner: int = 1) -> dict[Metric, float]:
+def time_function(function: Callable[[], object], inner: int = 1) -> dict[Metric, float]:
     """Return wall, CPU, run-queue delay and phases of `function`, in ns per call."""
     arm = _one_off()
     arm.function = function

@@ -218,7 +218,9 @@ class Fitness:
     blocks: int
 
 
-def detectable(seconds: float = 60.0, *, probe_s: float = 2.0, level: float = 0.95) -> Fitness:
+def detectable_change(
+    seconds: float = 60.0, *, probe_s: float = 2.0, level: float = 0.95
+) -> Fitness:
     """Compare a fixed single-threaded workload with itself, and extrapolate to `seconds`.
 
     The interquartile range of the paired ratios, which determines the interval of the median,

@@ -10,7 +10,7 @@
 Used by low-bit layers, int8 export and compressed embeddings.
 """
 
-from slipstream.quant.calibration import Calibration, Range, calibrate, called
+from slipstream.quant.calibration import Calibration, Range, calibrate, call_model
 from slipstream.quant.codes import (
     binarize,
     code_weights,
@@ -44,7 +44,7 @@ __all__ = [
     "Range",
     "binarize",
     "calibrate",
-    "called",
+    "call_model",
     "code_weights",
     "dequantize",
     "fake_quantize",

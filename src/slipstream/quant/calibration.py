@@ -77,7 +77,7 @@ def has_weight(name: str, module: Any) -> bool:
     return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
-def called(model: Any, batch: Any) -> Any:
+def call_model(model: Any, batch: Any) -> Any:
     """Return ``model(batch)``, with a tuple, list or mapping unpacked into arguments."""
     if isinstance(batch, Mapping):
         return model(**batch)
@@ -98,7 +98,7 @@ def calibrate(
     The model's mode is restored and its hooks are removed.
 
     Args:
-        batches: arguments of `run`, by default of `called`.
+        batches: arguments of `run`, by default of `call_model`.
         modules: selects modules, by qualified name and module.
         observer: creates an observer per place.
         outputs: whether to observe outputs, too.
@@ -144,7 +144,7 @@ def calibrate(
                 if run is not None:
                     run(batch)
                 else:
-                    called(model, batch)
+                    call_model(model, batch)
                 ran += 1
     finally:
         for hook in hooks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.ranks.calibration import calibrate, measured_here
+from slipstream.ranks.calibration import calibrate, calibrated_here
 from slipstream.ranks.netlab import Netlab, why_no_netlab
 
-__all__ = ["Netlab", "calibrate", "measured_here", "why_no_netlab"]
+__all__ = ["Netlab", "calibrate", "calibrated_here", "why_no_netlab"]

@@ -218,7 +218,7 @@ def _pooled(rounds: Sequence[Sample]) -> Sample:
     return Sample(rounds[0].operation, float(np.median(repeats)), repeats, began)
 
 
-def measured_here(cluster: Cluster) -> bool | None:
+def calibrated_here(cluster: Cluster) -> bool | None:
     """Whether the cluster was calibrated on this machine; None without a calibration."""
     if cluster.calibration is None:
         return None

@@ -66,7 +66,7 @@ class Line:
             return requested
         nbytes = sum(piece.numel() for piece in pieces) * pieces[0].element_size()
         return best_algorithm(
-            len(self.members), nbytes, whole=sums and pieces[0].element_size() < 4
+            len(self.members), nbytes, half_precision=sums and pieces[0].element_size() < 4
         )
 
 
@@ -111,15 +111,15 @@ def cut(flat: torch.Tensor, starts: list[int]) -> list[torch.Tensor]:
     return [flat[a:b] for a, b in itertools.pairwise(starts)]
 
 
-def best_algorithm(ranks: int, nbytes: float, *, whole: bool = False) -> str:
+def best_algorithm(ranks: int, nbytes: float, *, half_precision: bool = False) -> str:
     """Return the algorithm for ``auto``.
 
     Args:
         nbytes: total bytes of all pieces.
-        whole: whether sums are rounded to 16 bits, which direct does only once.
+        half_precision: whether sums are rounded to 16 bits, which direct does only once.
     """
     small = nbytes <= ranks * _MAX_DIRECT_BYTES
-    if ranks <= 2 or (ranks <= _MAX_DIRECT_RANKS and (small or whole)):
+    if ranks <= 2 or (ranks <= _MAX_DIRECT_RANKS and (small or half_precision)):
         return "direct"
     return "halving" if small and not ranks & (ranks - 1) else "ring"
 

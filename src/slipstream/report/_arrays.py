@@ -24,7 +24,7 @@ class Arrays:
         self._parts: list[bytes] = []
         self._size = 0
 
-    def whole(self, values: ArrayLike) -> dict[str, Any]:
+    def integers(self, values: ArrayLike) -> dict[str, Any]:
         """Add integers, in the narrowest of u8, u16 and i32 that holds them."""
         column = np.asarray(values, np.int64)
         low, high = int(column.min(initial=0)), int(column.max(initial=0))

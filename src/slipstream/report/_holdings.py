@@ -54,10 +54,10 @@ def holdings(timeline: Timeline, arrays: Arrays, *, detail: bool) -> dict[str, A
             "bytes": arrays.times(memory.nbytes[largest]),
             "birth": arrays.times(birth[largest]),
             "death": arrays.times(death[largest]),
-            "role": arrays.whole([roles.index(Role(r)) for r in memory.role[largest].tolist()]),
-            "producer": arrays.whole(memory.producer[largest]),
-            "release": arrays.whole(memory.release[largest]),
-            "user": arrays.whole(_first_users(timeline, largest)),
+            "role": arrays.integers([roles.index(Role(r)) for r in memory.role[largest].tolist()]),
+            "producer": arrays.integers(memory.producer[largest]),
+            "release": arrays.integers(memory.release[largest]),
+            "user": arrays.integers(_first_users(timeline, largest)),
         },
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from slipstream.graph import PROVENANCES, Graph, Timeline, lanes
+from slipstream.graph import PROVENANCES, Graph, Timeline, lane_utilisation
 from slipstream.measure.records import Environment
 from slipstream.units import format_bytes, format_duration, format_percent
 from slipstream.verbs.results import Prediction
@@ -59,7 +59,7 @@ def run_facts(
         "settings": _settings(graph),
         "machine": _machine(_recorded_on(graph) or environment.facts),
         "notes": _notes(graph, environment.facts),
-        "lanes": [asdict(lane) for lane in lanes(baseline)],
+        "lanes": [asdict(lane) for lane in lane_utilisation(baseline)],
         "edits": [f"{edit.technique}: {edit.what}" for edit in graph.edits],
     }  # fmt: skip
 

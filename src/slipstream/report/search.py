@@ -13,14 +13,14 @@ _ALL, _FRONT = "#4a90d9", "#c46a10"
 
 def front_svg(listing: Listing) -> str:
     """Draw a dot per scored trial, and the Pareto front or the best value so far."""
-    whole, objectives = listing.whole, listing.objectives
+    trials, objectives = listing.full_trials, listing.objectives
     if len(objectives) > 1:
         across, up = objectives[0].metric, objectives[1].metric
-        dots = [(t.values[across], t.values[up], t.number) for t in whole]
+        dots = [(t.values[across], t.values[up], t.number) for t in trials]
         line = [(t.values[across], t.values[up]) for t in listing.front]
     else:
         across, up = "trial", objectives[0].metric
-        by_number = sorted(whole, key=lambda trial: trial.number)
+        by_number = sorted(trials, key=lambda trial: trial.number)
         dots = [(float(t.number), t.values[up], t.number) for t in by_number]
         line, best = [], None
         for trial in by_number:

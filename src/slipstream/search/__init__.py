@@ -17,7 +17,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.search.cascade import Cascade
-    from slipstream.search.estimators import Cost, Estimator, Pruned, TrialRun, estimator
+    from slipstream.search.estimators import Cost, Estimator, TrialPruned, TrialRun, estimator
     from slipstream.search.executors import Executor, Inline, Outcome, Processes, Task
     from slipstream.search.metrics import Limit, Objective, State, Trial, Value
     from slipstream.search.parameters import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from slipstream.search.rungs import Asha, Halving, Hyperband, RungPolicy, Slot
     from slipstream.search.space import Candidate, Choice, Space
-    from slipstream.search.store import Reading
+    from slipstream.search.store import StoredStudy
     from slipstream.search.strategies import Strategy
     from slipstream.search.studies import Budget, Study, study
 
@@ -58,8 +58,8 @@ _HOMES = {
     "Parameter": "parameters",
     "Permutation": "parameters",
     "Processes": "executors",
-    "Pruned": "estimators",
-    "Reading": "store",
+    "TrialPruned": "estimators",
+    "StoredStudy": "store",
     "TrialRun": "estimators",
     "RungPolicy": "rungs",
     "Sequence": "parameters",
@@ -98,18 +98,18 @@ __all__ = [
     "Parameter",
     "Permutation",
     "Processes",
-    "Pruned",
-    "Reading",
     "RungPolicy",
     "Sequence",
     "Slot",
     "Space",
     "State",
+    "StoredStudy",
     "Strategy",
     "Study",
     "Subset",
     "Task",
     "Trial",
+    "TrialPruned",
     "TrialRun",
     "Value",
     "estimator",

@@ -86,5 +86,5 @@ def check_scored(
         if trial.state in SCORED and not metrics <= trial.values.keys():
             missing = ", ".join(sorted(metrics - trial.values.keys()))
             raise damaged(f"trial {trial.number} has no value of {missing}", path)
-        if trial.asked < 0 or -1 < trial.told <= trial.asked:
+        if trial.ask_event < 0 or -1 < trial.tell_event <= trial.ask_event:
             raise damaged(f"trial {trial.number} ended before it began", path)

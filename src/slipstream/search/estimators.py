@@ -126,7 +126,7 @@ class TrialRun:
 
         The median is over the trials that were complete when this one began. The result is False
         before the first report, if fewer than five of those trials reported that step, and with
-        several objectives. To end the trial, raise `Pruned`.
+        several objectives. To end the trial, raise `TrialPruned`.
         """
         if not self.reports:
             return False
@@ -150,7 +150,7 @@ class TrialRun:
             raise Resized
 
 
-class Pruned(Exception):  # noqa: N818 - as Optuna's TrialPruned: not an error
+class TrialPruned(Exception):  # noqa: N818 - as Optuna's TrialPruned: not an error
     """Raised by an estimator to end an unpromising trial, which is not ranked."""
 
 

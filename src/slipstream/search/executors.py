@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slipstream.child import Child, channel, is_user_file, ready
+from slipstream.child import Child, channel, is_user_file, wait_any
 from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
 from slipstream.provenance import Provenance
 from slipstream.search.estimators import (
     Cost,
     Estimator,
-    Pruned,
     Resized,
+    TrialPruned,
     TrialRun,
     call,
     load_target,
@@ -87,7 +87,7 @@ def evaluate(task: Task) -> Outcome:
     try:
         returned = call(task.estimator.function, task.config, task.run)
         values = values_of(returned, task.only_metric)
-    except Pruned:
+    except TrialPruned:
         state = State.PRUNED
     except (Exception, SystemExit) as error:
         state, reason = State.FAILED, reason_of(error)
@@ -185,7 +185,7 @@ class Processes:
         busy = [worker.child for worker in self._workers if worker.task is not None]
         if not busy:
             return []
-        answered = ready(busy, 0.5)
+        answered = wait_any(busy, 0.5)
         outcomes = []
         for at, worker in enumerate(self._workers):
             if worker.task is None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.provenance import Provenance
-from slipstream.search.metrics import Objective, State, Trial, best, pareto, whole
-from slipstream.search.store import Reading
+from slipstream.search.metrics import Objective, State, Trial, best, full_trials, pareto
+from slipstream.search.store import StoredStudy
 from slipstream.search.studies import Study
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration
@@ -33,7 +33,7 @@ class Listing:
     promotion: Sequence[str] = ()
 
     @classmethod
-    def of(cls, source: Study | Reading) -> Listing:
+    def of(cls, source: Study | StoredStudy) -> Listing:
         """Create a listing of a study, or of the reading of its file."""
         if isinstance(source, Study):
             units = dict(source.units or {})
@@ -44,18 +44,18 @@ class Listing:
         return cls(source.name, source.trials, source.objectives, source.units)
 
     @property
-    def whole(self) -> list[Trial]:
+    def full_trials(self) -> list[Trial]:
         """Scored trials at the highest fidelity reached."""
-        return whole(self.trials)
+        return full_trials(self.trials)
 
     def best(self, n: int) -> list[Trial]:
         """Return the `n` best trials at the highest fidelity reached."""
-        return best(self.whole, self.objectives, n)
+        return best(self.full_trials, self.objectives, n)
 
     @property
     def front(self) -> list[Trial]:
         """Pareto-optimal trials."""
-        return pareto(self.whole, self.objectives)
+        return pareto(self.full_trials, self.objectives)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -62,8 +62,8 @@ class Trial:
         values: latest value by metric; measured values replace predicted ones.
         measurements: all values, by (metric, provenance).
         violation: sum of relative limit violations; 0 if feasible.
-        asked, told: sequence numbers of its begin and end among all events; told is -1 while it
-            runs.
+        ask_event, tell_event: sequence numbers of its begin and end among all events; `tell_event`
+            is -1 while it runs.
         started, ended: seconds since the epoch.
         device_s: device time, in seconds.
         reason: reason of the failure or rejection; None if there is none.
@@ -80,8 +80,8 @@ class Trial:
     values: dict[str, float] = field(default_factory=dict)
     measurements: dict[tuple[str, Provenance], Value] = field(default_factory=dict)
     violation: float = 0.0
-    asked: int = -1
-    told: int = -1
+    ask_event: int = -1
+    tell_event: int = -1
     attempts: int = 0
     started: float = 0.0
     ended: float = 0.0
@@ -257,9 +257,9 @@ def order(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Tria
     )
 
 
-def whole(trials: Sequence[Trial]) -> list[Trial]:
+def full_trials(trials: Sequence[Trial]) -> list[Trial]:
     """Return scored trials at the highest fidelity reached, each candidate once."""
-    scored = [trial for trial in trials if trial.state in SCORED and trial.told >= 0]
+    scored = [trial for trial in trials if trial.state in SCORED and trial.tell_event >= 0]
     highest = max((trial.fidelity for trial in scored), default=0.0)
     return [t for t in scored if t.fidelity == highest and t.state is not State.CACHED]
 

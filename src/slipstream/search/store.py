@@ -171,7 +171,7 @@ class Store:
         study = self._study
         rows = [
             (study, t.number, t.candidate.id, t.candidate.json, t.state, t.fidelity, t.bracket,
-             t.rung, t.parent, t.asked, t.told, t.attempts, t.started, t.ended, t.device_s,
+             t.rung, t.parent, t.ask_event, t.tell_event, t.attempts, t.started, t.ended, t.device_s,
              t.violation, t.reason)
             for t in trials
         ]  # fmt: skip
@@ -247,7 +247,7 @@ def _trials(connection: Any, study: int, space: Space) -> Iterator[Trial]:
         )  # fmt: skip
 
 
-class Reading:
+class StoredStudy:
     """Contents of a stored study, which another process may be writing.
 
     Args:

@@ -37,16 +37,16 @@ class Strategy(ABC):
     ) -> None:
         """Initialise the strategy; called once, before any other method."""
         self.space, self.objectives, self.limits, self.seed = space, objectives, limits, seed
-        self.asked = 0
+        self.ask_count = 0
 
     def rng(self) -> np.random.Generator:
         """Return the random number generator of the next proposal."""
-        return np.random.Generator(np.random.PCG64((self.seed, self.asked)))
+        return np.random.Generator(np.random.PCG64((self.seed, self.ask_count)))
 
     def propose(self, number: int) -> Candidate | None:
         """Return the candidate for trial `number`; None if the space is exhausted."""
         candidate = self.ask(number)
-        self.asked += 1
+        self.ask_count += 1
         return candidate
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Grid(Strategy):
         self._at = 0
 
     def ask(self, number: int) -> Candidate | None:
-        while self._at < self.asked:
+        while self._at < self.ask_count:
             # Skip the proposals of an earlier run.
             next(self._remaining, None)
             self._at += 1
@@ -141,7 +141,7 @@ class Evolution(Strategy):
 
     def ask(self, number: int) -> Candidate | None:
         rng = self.rng()
-        if len(self._living) < self.sample or self.asked < self.sample:
+        if len(self._living) < self.sample or self.ask_count < self.sample:
             return self.space.sample(rng)
         parent = self._parent(rng)
         if rng.random() < self.crossover:

@@ -25,16 +25,16 @@ from slipstream.search.metrics import (
     Trial,
     Value,
     best,
+    full_trials,
     need_reported,
     order,
     pareto,
     parse_limits,
     parse_objectives,
-    whole,
 )
 from slipstream.search.rungs import RungPolicy, Slot, Whole
 from slipstream.search.space import Candidate, Space
-from slipstream.search.store import Reading, Store
+from slipstream.search.store import Store, StoredStudy
 from slipstream.search.strategies import Strategy
 from slipstream.units import parse_duration_ns
 
@@ -307,7 +307,7 @@ class Study:
     def _warm_trials(self) -> list[Trial]:
         trials: list[Trial] = []
         for source in self._warm:
-            other = source if isinstance(source, Study) else Reading(Path(source))
+            other = source if isinstance(source, Study) else StoredStudy(Path(source))
             if other.space.id != self.space.id:
                 raise InvalidArgumentError(
                     "warm_start", f"study '{other.name}' has another space",
@@ -328,8 +328,8 @@ class Study:
             SlipstreamError: a promotion differs from the stored one; or a proposal does, which is
                 checked with `verify` and for strategies that are not stateless.
         """
-        events = [(trial.asked, False, trial) for trial in stored]
-        events += [(trial.told, True, trial) for trial in stored if trial.told >= 0]
+        events = [(trial.ask_event, False, trial) for trial in stored]
+        events += [(trial.tell_event, True, trial) for trial in stored if trial.tell_event >= 0]
         by_number = {trial.number: trial for trial in stored}
         propose = verify or not self.strategy.stateless
         for at, is_tell, trial in sorted(events, key=lambda event: event[0]):
@@ -352,9 +352,9 @@ class Study:
                     if proposal is None or proposal.id != trial.candidate.id:
                         raise self._differs(trial, "nothing" if proposal is None else proposal.json)
                 else:
-                    self.strategy.asked += 1
+                    self.strategy.ask_count += 1
             self.trials.append(trial)
-        return [trial for trial in stored if trial.told < 0]
+        return [trial for trial in stored if trial.tell_event < 0]
 
     def _differs(self, trial: Trial, now: str) -> SlipstreamError:
         return SlipstreamError(
@@ -427,7 +427,7 @@ class Study:
             return None
         trial = Trial(
             number, candidate, slot.fidelity, slot.bracket, slot.rung,
-            slot.parent.number if slot.parent is not None else None, asked=self._events,
+            slot.parent.number if slot.parent is not None else None, ask_event=self._events,
         )  # fmt: skip
         if slot.parent is not None and self.policy.levels:
             # Values of cheaper levels remain next to those of this level.
@@ -445,7 +445,7 @@ class Study:
         """Return the trial's task; None if it repeats a trial, fails or is rejected."""
         earlier = self._seen.get((trial.candidate.id, trial.fidelity))
         if earlier is not None and earlier is not trial:
-            if earlier.told >= 0:
+            if earlier.tell_event >= 0:
                 self._repeat(trial, earlier)
             else:
                 self._followers.setdefault(earlier.number, []).append(trial)
@@ -602,7 +602,7 @@ class Study:
         self._tell(trial)
 
     def _tell(self, trial: Trial) -> None:
-        trial.told = self._events
+        trial.tell_event = self._events
         self._events += 1
         del self.running[trial.number]
         self._count(trial, begun=False)
@@ -633,7 +633,7 @@ class Study:
     def load(self) -> Study:
         """Read the trials from the store, without running anything."""
         if self.store_path is not None:
-            self.trials = Reading(self.store_path, self.name).trials
+            self.trials = StoredStudy(self.store_path, self.name).trials
         return self
 
     def replay(self) -> int:
@@ -649,12 +649,12 @@ class Study:
             raise SlipstreamError("the study has no store", remedy="create it with store=")
         self.close()
         self._begin()
-        self._restore(Reading(self.store_path, self.name).trials, verify=True)
+        self._restore(StoredStudy(self.store_path, self.name).trials, verify=True)
         return len(self.trials)
 
     def top(self, n: int = 10) -> list[Trial]:
         """Return the `n` best trials at the highest fidelity reached."""
-        return best(whole(self.trials), self.objectives, n)
+        return best(full_trials(self.trials), self.objectives, n)
 
     def best(self) -> Trial | None:
         """Return the best trial that violates no limit; None if there is none."""
@@ -662,7 +662,7 @@ class Study:
 
     def pareto(self) -> list[Trial]:
         """Return the Pareto-optimal trials at the highest fidelity reached."""
-        return pareto(whole(self.trials), self.objectives)
+        return pareto(full_trials(self.trials), self.objectives)
 
     def to_optuna(self, storage: str | None = None) -> Any:
         """Export the study to Optuna; see `slipstream.search.optuna_samplers.to_optuna`."""

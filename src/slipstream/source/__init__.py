@@ -1,8 +1,8 @@
 """Edits of the user's source by syntax tree, as unified diffs.
 
 Every byte outside an edit is preserved: line endings, encoding, indentation, comments. An edit is
-made completely or not at all: `NotPlacedError` gives the reason if its place cannot be determined,
-and `AlreadyThereError` reports that the source has it already.
+made completely or not at all: `EditLocationError` gives the reason if its place cannot be determined,
+and `AlreadyAppliedError` reports that the source has it already.
 
 A technique writes its `code` with `CodeChange.of`, which reads the workload's file, locates the
 model, the optimizer and the loop, runs the edit, and turns both errors into notes::
@@ -66,19 +66,19 @@ from slipstream.source._frameworks import FrameworkEdit, find_switch
 from slipstream.source._function import value_of
 from slipstream.source._optimizer import Optimizer
 from slipstream.source._places import Places, locate, refuse_inside
-from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
-from slipstream.source._write import Undone, Written, undo, write
+from slipstream.source._source import AlreadyAppliedError, EditLocationError, Source
+from slipstream.source._write import UndoResult, WriteResult, undo, write
 
 __all__ = [
-    "AlreadyThereError",
+    "AlreadyAppliedError",
     "BatchSize",
+    "EditLocationError",
     "FrameworkEdit",
-    "NotPlacedError",
     "Optimizer",
     "Places",
     "Source",
-    "Undone",
-    "Written",
+    "UndoResult",
+    "WriteResult",
     "accumulate",
     "checkpoint_blocks",
     "find_batch_size",

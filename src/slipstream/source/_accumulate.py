@@ -30,42 +30,44 @@ def accumulate(where: Places, batches: int) -> Source:
     update, and so does the gradient exchange of replicas (DistributedDataParallel).
 
     Raises:
-        NotPlacedError: the loop is not a sequence of batch, backward, update.
-        AlreadyThereError: the update already depends on a count of batches.
+        EditLocationError: the loop is not a sequence of batch, backward, update.
+        AlreadyAppliedError: the update already depends on a count of batches.
     """
     switch = find_switch(where, f"accumulation:{batches}", {"batches": batches})
     if switch is not None:
         return switch(where)
     source, names, step = where.source, where.source.names, where.step
     if step.scaled:
-        raise source.not_placed("the loop scales its loss (GradScaler)", step.update)
+        raise source.location_error("the loop scales its loss (GradScaler)", step.update)
     if step.update.args or step.update.keywords:
-        raise source.not_placed("the optimizer steps with a closure", step.update)
+        raise source.location_error("the optimizer steps with a closure", step.update)
     loop = step.container
     if not isinstance(loop, ast.For):
-        raise source.not_placed("the training loop is not a for loop", loop)
+        raise source.location_error("the training loop is not a for loop", loop)
     update = _own_statement(source, loop, step.update)
     backward = names.within(step.backward, loop.body)
     for above in names.ancestors(step.backward):
         if above is loop:
             break
         if not isinstance(above, (ast.Expr, ast.With)):
-            raise source.not_placed("backward is called under a condition", step.backward)
+            raise source.location_error("backward is called under a condition", step.backward)
     assert backward is not None
     for node in nodes_in(ast.Continue, loop):
         if _loop_of(names, node) is loop:
-            raise source.not_placed("the loop skips batches", node)
+            raise source.location_error("the loop skips batches", node)
     first, last = _update_group(source, step, loop.body, loop.body.index(update), backward)
     group = loop.body[first : last + 1]
     cleared = [_own_statement(source, loop, call) for call in step.zero_grads]
     if not cleared:
-        raise source.not_placed("the loop does not clear gradients", loop)
+        raise source.location_error("the loop does not clear gradients", loop)
     source, counter, begin = _counter(source, loop)
     for statement in cleared:
         if statement in group:
             continue
         if loop.body.index(statement) > loop.body.index(backward):
-            raise where.source.not_placed("gradients are cleared apart from the update", statement)
+            raise where.source.location_error(
+                "gradients are cleared apart from the update", statement
+            )
         source = source.wrap(statement, statement, f"if {_minus(counter, begin)} % {batches} == 0:")
     # No parentheses around an argument: `fabric.backward(loss)`.
     before, after = ("", "") if step.loss in step.backward.args else ("(", ")")
@@ -81,7 +83,7 @@ def _replicas(where: Places) -> str | None:
     """Return the loop's name for the model that exchanges gradients with replicas, or None.
 
     Raises:
-        NotPlacedError: a model is wrapped for replicas, and whether the loop calls it is unclear.
+        EditLocationError: a model is wrapped for replicas, and whether the loop calls it is unclear.
     """
     source, names, step = where.source, where.source.names, where.step
     wraps = [call for call in names.calls() if names.qualified(call.func) in _WRAPPERS]
@@ -89,14 +91,14 @@ def _replicas(where: Places) -> str | None:
         return None
     for above in names.ancestors(wraps[0]):
         if isinstance(above, (ast.If, ast.IfExp, ast.Try)) and not is_main_guard(above):
-            raise source.not_placed(
+            raise source.location_error(
                 "whether replicas exchange gradients depends on a condition", above
             )
     wrapped = assigned_to(names, wraps[0])
     calls = nodes_in(ast.Call, step.container)
     called = [call for call in calls if wrapped and names.identity(call.func) == wrapped]
     if len(wraps) > 1 or not called:
-        raise source.not_placed(
+        raise source.location_error(
             "which call of the loop exchanges replicas' gradients cannot be determined",
             wraps[0],
         )
@@ -112,9 +114,9 @@ def _without_exchange(where: Places, replicas: str, last_one: str) -> Source:
     backward = names.within(step.backward, loop.body)
     begin = names.within(min(calls, key=position), loop.body)
     if begin is None or backward is None or loop.body.index(begin) > loop.body.index(backward):
-        raise source.not_placed("the model is not called before backward", loop)
+        raise source.location_error("the model is not called before backward", loop)
     if names.module_name("contextlib") is None and names.is_taken("contextlib"):
-        raise source.not_placed("'contextlib' has another meaning in this file", loop)
+        raise source.location_error("'contextlib' has another meaning in this file", loop)
     module = names.module_name("contextlib") or "contextlib"
     header = f"with {replicas}.no_sync() if {last_one} else {module}.nullcontext():"
     return source.with_import("contextlib").wrap(begin, backward, header)
@@ -127,8 +129,10 @@ def _own_statement(source: Source, loop: ast.For, call: ast.Call) -> ast.stmt:
         return parent
     for above in source.names.ancestors(call):
         if isinstance(above, ast.If) and any(nodes_in(ast.Mod, above.test)):
-            raise source.already_there("the loop accumulates gradients", above)
-    raise source.not_placed(f"{source.segment(call)} is not a statement of the loop itself", call)
+            raise source.already_applied("the loop accumulates gradients", above)
+    raise source.location_error(
+        f"{source.segment(call)} is not a statement of the loop itself", call
+    )
 
 
 def _update_group(
@@ -150,7 +154,7 @@ def _update_group(
     for call in (*clips, *step.others):
         statement = names.within(call, body)
         if statement is None or not first <= body.index(statement) <= last:
-            raise source.not_placed(
+            raise source.location_error(
                 f"{source.segment(call.func)} belongs to the update but is apart from it", call
             )
     return first, last
@@ -190,7 +194,7 @@ def _counter(source: Source, loop: ast.For) -> tuple[Source, str, int]:
             return source.replace(count, counter), counter, begin
         return source, count.id, begin
     if names.is_taken("enumerate"):
-        raise source.not_placed("'enumerate' has another meaning in this file", loop)
+        raise source.location_error("'enumerate' has another meaning in this file", loop)
     counter = source.fresh_name(*_COUNTERS)
     source = source.replace(target, f"{counter}, {_parenthesized(source, target)}")
     return source.replace(over, f"enumerate({_parenthesized(source, over)})"), counter, 0

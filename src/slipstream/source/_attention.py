@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from slipstream.source._names import is_written, nodes_in, variables_in
 from slipstream.source._parts import reachable
 from slipstream.source._places import Places
-from slipstream.source._source import NotPlacedError, Source
+from slipstream.source._source import EditLocationError, Source
 
 _SOFTMAX = ("torch.softmax", "torch.nn.functional.softmax")
 _MATMUL = ("torch.matmul", "torch.bmm")
@@ -48,7 +48,7 @@ def fuse_attention(where: Places) -> Source:
     ``masked_fill`` with minus infinity.
 
     Raises:
-        NotPlacedError: there is none, or one has a step that is not supported.
+        EditLocationError: there is none, or one has a step that is not supported.
     """
     source = where.source
     model = where.model_class
@@ -61,7 +61,7 @@ def fuse_attention(where: Places) -> Source:
         if _leads_to_softmax(source, function, left)
     ]
     if not attentions:
-        raise source.not_placed("the model's classes contain no written-out attention", model)
+        raise source.location_error("the model's classes contain no written-out attention", model)
     edited = source.with_import("torch")
     for attention in attentions:
         mask = f", attn_mask={attention.keep}" if attention.keep else ""
@@ -187,7 +187,7 @@ class _Reader:
                     found.statements.append(statement)
                     return statement.value
             break
-        raise self._source.not_placed(
+        raise self._source.location_error(
             f"'{expression.id}' is also read elsewhere, or is not assigned with '='",
             expression,
         )
@@ -259,7 +259,7 @@ class _Reader:
             value is not None and _is_number(self._source, value) for value in values
         ):
             return text
-        raise self._source.not_placed(
+        raise self._source.location_error(
             f"'{text}' may be a tensor, and a scale must be a number", node
         )
 
@@ -296,9 +296,9 @@ class _Reader:
                 if again or in_place or isinstance(node, ast.AugAssign):
                     raise self._refusal(node)
 
-    def _refusal(self, node: ast.AST) -> NotPlacedError:
+    def _refusal(self, node: ast.AST) -> EditLocationError:
         text = " ".join(self._source.segment(node).split())
-        return self._source.not_placed(f"'{text}' is not a supported step of attention", node)
+        return self._source.location_error(f"'{text}' is not a supported step of attention", node)
 
 
 def _is_number(source: Source, node: ast.expr) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.source._names import Function, default_of, is_written, last_name, variables_in
 from slipstream.source._places import Places
-from slipstream.source._source import NotPlacedError, Source
+from slipstream.source._source import EditLocationError, Source
 from slipstream.source._trainers import Framework, argument_of
 
 _NAME = "batch_size"
@@ -54,7 +54,7 @@ def find_batch_size(where: Places) -> BatchSize:
     that is assigned once, and ``args.batch_size`` to its default in argparse.
 
     Raises:
-        NotPlacedError: there is no such literal, or it is ambiguous, with the reason.
+        EditLocationError: there is no such literal, or it is ambiguous, with the reason.
     """
     source = where.source
     function = where.function
@@ -77,9 +77,9 @@ def _default(source: Source, function: Function) -> ast.expr:
     if (default := default_of(function, _NAME)) is not None:
         for node in variables_in(function, name=_NAME):
             if is_written(node):
-                raise source.not_placed(f"{function.name}() sets {_NAME} itself", node)
+                raise source.location_error(f"{function.name}() sets {_NAME} itself", node)
         return default
-    raise NotPlacedError(
+    raise EditLocationError(
         f"{function.name}() has no argument {_NAME} with a default",
         where=source.line(function),
         remedy=f"declare def {function.name}({_NAME}=32): and use it where the batch is made",
@@ -100,13 +100,13 @@ def _script_value(where: Places) -> ast.expr:
             call for call in source.names.calls() if source.names.qualified(call.func) == _LOADER
         ]
         if len(calls) > 1:
-            with contextlib.suppress(NotPlacedError):
+            with contextlib.suppress(EditLocationError):
                 calls = where.of_training(calls)
     place = len(calls[0].args) if maker == "TrainingArguments" and calls else 1
     value = argument_of(calls[0], place, name) if len(calls) == 1 else None
     if value is None:
         several = f"several {maker}s" if len(calls) > 1 else f"no {maker} with a {name}"
-        raise NotPlacedError(
+        raise EditLocationError(
             f"the script has {several}, so that the literal of the batch size is unclear",
             where=str(source.path),
             remedy="name a function with an argument batch_size: train.py:make_workload",
@@ -123,14 +123,14 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
         flags = tuple(str(flag.value) for flag in option.args if isinstance(flag, ast.Constant))
         default = argument_of(option, len(option.args), "default")
         if default is None:
-            raise source.not_placed(f"'{text}' has no default", option)
+            raise source.location_error(f"'{text}' has no default", option)
         return replace(_literal(source, default), flags=flags)
     if isinstance(value, ast.Name):
         # A default is evaluated where the function is defined.
         bound = source.names.bindings(source.tree, value.id)
         if len(bound) != 1:
             how = f"assigned {len(bound)} times" if bound else "not a constant of this file"
-            raise source.not_placed(f"'{text}' is {how}", value)
+            raise source.location_error(f"'{text}' is {how}", value)
         statement = source.names.statement(bound[0])
         number = getattr(statement, "value", None)
         simple = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement in (
@@ -138,8 +138,8 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
         )
         if simple and isinstance(number, ast.Constant) and type(number.value) is int:
             return BatchSize(source, number.value, number)
-        raise source.not_placed(f"'{text}' is not a plain number", statement)
-    raise source.not_placed(f"'{text}' is not a plain number", value)
+        raise source.location_error(f"'{text}' is not a plain number", statement)
+    raise source.location_error(f"'{text}' is not a plain number", value)
 
 
 def _option(source: Source, value: ast.Attribute) -> ast.Call | None:

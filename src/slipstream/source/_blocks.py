@@ -43,8 +43,8 @@ def checkpoint_blocks(where: Places) -> Source:
     and those of an ``nn.Sequential`` of one class; of nested blocks, the outermost.
 
     Raises:
-        NotPlacedError: there is no such loop, or its calls cannot be determined.
-        AlreadyThereError: the blocks are checkpointed.
+        EditLocationError: there is no such loop, or its calls cannot be determined.
+        AlreadyAppliedError: the blocks are checkpointed.
     """
     source = where.source
     model = where.model_class
@@ -55,7 +55,7 @@ def checkpoint_blocks(where: Places) -> Source:
     }
     found = [blocks for blocks in found if blocks.owner not in inner]
     if not found:
-        raise source.not_placed(
+        raise source.location_error(
             f"{model.name} has no nn.ModuleList or nn.Sequential of blocks", model
         )
     torch, edited = where.torch, source.with_import("torch")
@@ -82,7 +82,7 @@ def _blocks_of(source: Source, owner: ast.ClassDef) -> list[_Blocks]:
         kind = local_class(source.names, value.func)
         if kind is not None and _has_parts(source, kind):
             if kind.name in single:
-                raise source.not_placed(
+                raise source.location_error(
                     f"{owner.name} has several {kind.name} as separate attributes", statement
                 )
             single[kind.name] = statement
@@ -116,7 +116,7 @@ def _as_blocks(
         return [_Blocks(owner, name, None, sequential)]
     if full.startswith(_NN):
         return []  # a layer without parts is not a block
-    raise source.not_placed(f"the modules of self.{name} are not defined in this file", call)
+    raise source.location_error(f"the modules of self.{name} are not defined in this file", call)
 
 
 def _has_parts(source: Source, kind: ast.ClassDef) -> bool:
@@ -176,16 +176,16 @@ def _edit_loop(source: Source, edited: Source, blocks: _Blocks, torch: str) -> S
         uses = variables_in(*loop.body, name=variable)
         calls = [names.parent(use) for use in uses]
         if any(map(_is_checkpoint, calls)):
-            raise source.already_there("blocks are checkpointed", loop)
+            raise source.already_applied("blocks are checkpointed", loop)
         for use, call in zip(uses, calls, strict=True):
             if not isinstance(call, ast.Call) or call.func is not use:
-                raise source.not_placed(f"the loop does not only call '{variable}'", use)
+                raise source.location_error(f"the loop does not only call '{variable}'", use)
             edited = _through_checkpoint(source, edited, call, variable, torch)
             called = True
     inside = {node for loop in loops for node in ast.walk(loop.iter)}
     if not called or any(use not in inside for use in _reads(blocks)):
         what = "is used apart from a loop" if called else "is not called in a loop"
-        raise source.not_placed(f"self.{blocks.name} {what}", blocks.owner)
+        raise source.location_error(f"self.{blocks.name} {what}", blocks.owner)
     return edited
 
 
@@ -197,7 +197,7 @@ def _variable(source: Source, loop: ast.For, blocks: _Blocks) -> str:
         if counts and isinstance(target, ast.Tuple) and len(target.elts) == 2 and over.args:
             over, target = over.args[0], target.elts[1]
     if not _is_self(over, blocks.name) or not isinstance(target, ast.Name):
-        raise source.not_placed(f"the loop over self.{blocks.name} is not a plain one", loop)
+        raise source.location_error(f"the loop over self.{blocks.name} is not a plain one", loop)
     return target.id
 
 
@@ -210,9 +210,9 @@ def _through_checkpoint(
 ) -> Source:
     names = [keyword.arg for keyword in call.keywords]
     if not call.args or isinstance(call.args[0], ast.Starred) or None in names:
-        raise source.not_placed("the block's arguments cannot be determined", call)
+        raise source.location_error("the block's arguments cannot be determined", call)
     if not _RESERVED.isdisjoint(names):
-        raise source.not_placed("the block takes an argument that checkpoint also takes", call)
+        raise source.location_error("the block takes an argument that checkpoint also takes", call)
     first = call.args[0]
     edited = edited.replace(call.func, f"{torch}.utils.checkpoint.checkpoint")
     edited = edited.replace(first, f"{block}, {source.segment(first)}")
@@ -226,8 +226,8 @@ def _edit_sequential(source: Source, edited: Source, blocks: _Blocks, torch: str
     call = names.parent(uses[0]) if len(uses) == 1 else None
     if not isinstance(call, ast.Call) or call.func is not uses[0]:
         if call is not None and _is_checkpoint(call):
-            raise source.already_there("blocks are checkpointed", call)
-        raise source.not_placed(
+            raise source.already_applied("blocks are checkpointed", call)
+        raise source.location_error(
             f"self.{blocks.name} is not called at exactly one place", blocks.owner
         )
     statement = names.parent(call)
@@ -235,7 +235,7 @@ def _edit_sequential(source: Source, edited: Source, blocks: _Blocks, torch: str
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     alone = len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
     if not plain or not isinstance(target, ast.Name) or not alone:
-        raise source.not_placed(
+        raise source.location_error(
             f"self.{blocks.name} is not called in a statement 'x = self.{blocks.name}(x)'", call
         )
     assert isinstance(statement, ast.Assign)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from slipstream.source._names import nodes_in
 from slipstream.source._optimizer import assigned_to, optimizers_in
 from slipstream.source._places import Places
-from slipstream.source._source import AlreadyThereError, NotPlacedError, Source, is_same
+from slipstream.source._source import AlreadyAppliedError, EditLocationError, Source, is_same
 from slipstream.source._trainers import Framework
 
 # Methods of a Lightning module that are not steps, and modules that measure rather than compute.
@@ -66,8 +66,8 @@ class FrameworkEdit:
         """Set the switch.
 
         Raises:
-            NotPlacedError: the framework has none, or the call that takes it cannot be edited.
-            AlreadyThereError: it is set.
+            EditLocationError: the framework has none, or the call that takes it cannot be edited.
+            AlreadyAppliedError: it is set.
         """
         training, source, switch = where.training, where.source, self.switch
         assert training is not None
@@ -77,13 +77,13 @@ class FrameworkEdit:
                 return then(where, source)
             name = self._text(switch.technique, where)
             why = f", since {switch.note}" if switch.note else ""
-            raise source.not_placed(
+            raise source.location_error(
                 f"{training.framework} has no switch for {name}{why}", training.start
             )
         call = training.settings
         if call is None:
             origin = "the command line" if training.flag else "a call that cannot be determined"
-            raise source.not_placed(
+            raise source.location_error(
                 f"{training.framework} takes its settings from {origin}", training.start
             )
         present = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -92,14 +92,14 @@ class FrameworkEdit:
         replaceable = (*switch.unset, values[first]) if switch.unset else ()
         if replaceable and first in present and not is_same(present[first], *replaceable):
             value = source.segment(present[first])
-            raise source.not_placed(f"{first}={value} is set already", present[first])
+            raise source.location_error(f"{first}={value} is set already", present[first])
         values |= {name: value for name, value in switch.excluded.items() if name in present}
         if switch.without_gpu and not present.keys() & switch.without_gpu.keys() and not _has_gpu():
             source = source.with_import("torch")
             values |= self._filled(switch.without_gpu, where)
         try:
             edited = source.set_keywords(call, **values)
-        except AlreadyThereError:
+        except AlreadyAppliedError:
             edited = then(where, where.source)
             if edited is where.source:
                 raise
@@ -165,7 +165,7 @@ def _has_gpu() -> bool:
 def _makes_no_optimizer(where: Places) -> bool:
     try:
         return not optimizers_in(where.source)
-    except NotPlacedError:
+    except EditLocationError:
         return True
 
 
@@ -173,7 +173,7 @@ def _has_library_model(where: Places) -> bool:
     """Whether the model is the framework's, as far as the file shows, rather than the file's."""
     try:
         bases = where.model_class.bases
-    except NotPlacedError:
+    except EditLocationError:
         return True
     qualified = [where.source.names.qualified(base) or "" for base in bases]
     return any(name.startswith("transformers.") for name in qualified)
@@ -187,7 +187,7 @@ def _accumulates(where: Places, source: Source) -> Source:
     """Put the loop's body under ``accelerator.accumulate(model)``, unless something is.
 
     Raises:
-        NotPlacedError: the loop cannot be seen, or clips the gradients of every batch.
+        EditLocationError: the loop cannot be seen, or clips the gradients of every batch.
     """
     names, training = where.source.names, where.training
     if "accumulate" in names.attributes:
@@ -197,16 +197,18 @@ def _accumulates(where: Places, source: Source) -> Source:
     step = where.step
     loop, function = step.container, step.backward.func
     if not isinstance(loop, ast.For):
-        raise where.source.not_placed("the training loop is not a for loop", loop)
+        raise where.source.location_error("the training loop is not a for loop", loop)
     assert isinstance(function, ast.Attribute)
     receiver = function.value
     if names.identity(receiver) != assigned_to(names, training.settings):
-        raise where.source.not_placed("backward is not a call of the Accelerator", step.backward)
+        raise where.source.location_error(
+            "backward is not a call of the Accelerator", step.backward
+        )
     for call in nodes_in(ast.Call, loop):
         conditions = [above.test for above in names.ancestors(call) if isinstance(above, ast.If)]
         synchronized = any("sync_gradients" in where.source.segment(test) for test in conditions)
         if "clip_grad" in where.source.segment(call.func) and not synchronized:
-            raise where.source.not_placed("gradients are clipped at every batch", call)
+            raise where.source.location_error("gradients are clipped at every batch", call)
     accelerator, model = where.source.segment(receiver), step.model_name(where.source)
     return source.wrap(loop.body[0], loop.body[-1], f"with {accelerator}.accumulate({model}):")
 
@@ -225,7 +227,7 @@ def _called_part(where: Places) -> str:
     """Return ``.net`` if the methods of a Lightning module call ``self.net``; empty for the whole.
 
     Raises:
-        NotPlacedError: they call several modules, or none that can be seen.
+        EditLocationError: they call several modules, or none that can be seen.
     """
     assert where.training is not None
     if where.training.framework is not Framework.LIGHTNING:
@@ -241,7 +243,7 @@ def _called_part(where: Places) -> str:
             parts.add(name.removeprefix("self"))
     if len(parts) != 1:
         calls = " and ".join(f"self{part}" for part in sorted(parts)) or "no module"
-        raise where.source.not_placed(f"{kind.name} calls {calls} in its steps", kind)
+        raise where.source.location_error(f"{kind.name} calls {calls} in its steps", kind)
     return parts.pop()
 
 

@@ -41,33 +41,33 @@ def find_function(source: Source, name: str) -> Function:
     """Return the module's only definition of `name`.
 
     Raises:
-        NotPlacedError: there is none, or several.
+        EditLocationError: there is none, or several.
     """
     bindings = source.names.bindings(source.tree, name)
     if len(bindings) == 1 and isinstance(bindings[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
         return bindings[0]
     what = "is defined several times" if len(bindings) > 1 else "is not a function of this file"
-    raise source.not_placed(f"'{name}' {what}")
+    raise source.location_error(f"'{name}' {what}")
 
 
 def returned_by(source: Source, function: Function) -> Returned:
     """Return the parts of the value that `function` returns.
 
     Raises:
-        NotPlacedError: it returns at several places, or the parts cannot be determined.
+        EditLocationError: it returns at several places, or the parts cannot be determined.
     """
     returns = nodes_in(ast.Return, function)
     statements = [node for node in returns if source.names.scope(node) is function]
     if len(statements) != 1:
         how = f"returns at {len(statements)} places" if statements else "returns nothing"
-        raise source.not_placed(f"{function.name}() {how}", function)
+        raise source.location_error(f"{function.name}() {how}", function)
     statement = statements[0]
     value = statement.value
     if isinstance(value, ast.Name):
         value = value_of(source, value) or value
     fields = _fields(source, value)
     if fields is None or "model" not in fields:
-        raise source.not_placed(
+        raise source.location_error(
             f"the model cannot be identified among the values that {function.name}() returns",
             statement,
         )
@@ -78,7 +78,7 @@ def inputs_of(source: Source, returned: Returned) -> list[ast.expr]:
     """Return the part of the batch that is the model's input, if it is one tensor.
 
     Raises:
-        NotPlacedError: the batch's parts cannot be determined, or there are several inputs.
+        EditLocationError: the batch's parts cannot be determined, or there are several inputs.
     """
     batch = returned.get("batch")
     if isinstance(batch, ast.Name):
@@ -94,7 +94,7 @@ def inputs_of(source: Source, returned: Returned) -> list[ast.expr]:
         called = source.names.qualified(value.func) if isinstance(value, ast.Call) else None
         if (called or "").startswith("torch."):
             return [batch]
-    raise source.not_placed(
+    raise source.location_error(
         "the model's only input cannot be identified in the batch",
         batch or returned.statement,
     )

@@ -44,14 +44,14 @@ def optimizers_in(source: Source, returned: ast.expr | None = None) -> list[Opti
     """Return the optimizers of a script, or the one that a function returns as `returned`.
 
     Raises:
-        NotPlacedError: no call that makes an optimizer can be identified.
+        EditLocationError: no call that makes an optimizer can be identified.
     """
     names = source.names
     if returned is not None:
         values = [returned] if isinstance(returned, ast.Call) else names.values(returned)
         calls = [value for value in values if isinstance(value, ast.Call) and _kind(names, value)]
         if not values or len(calls) != len(values):
-            raise source.not_placed(
+            raise source.location_error(
                 f"'{source.segment(returned)}' is not made by an optimizer of torch.optim here",
                 returned,
             )
@@ -60,7 +60,7 @@ def optimizers_in(source: Source, returned: ast.expr | None = None) -> list[Opti
         if not calls:
             calls = [call for call in names.calls() if _is_foreign(source, call)]
         if not calls:
-            raise source.not_placed(
+            raise source.location_error(
                 "no optimizer is made in this file, such as torch.optim.SGD(model.parameters())"
             )
     optimizers = []
@@ -74,7 +74,7 @@ def models_of(source: Source, optimizers: list[Optimizer]) -> dict[Identity, ast
     """Return the models whose parameters `optimizers` train, each with an expression that reads it.
 
     Raises:
-        NotPlacedError: none can be identified, or one has no name.
+        EditLocationError: none can be identified, or one has no name.
     """
     names = source.names
     called = {names.identity(call.func) for call in names.calls()} - {None}
@@ -85,13 +85,13 @@ def models_of(source: Source, optimizers: list[Optimizer]) -> dict[Identity, ast
             receiver = _whole(names, receiver, called)
             identity = names.identity(receiver)
             if identity is None:
-                raise source.not_placed(
+                raise source.location_error(
                     f"the optimizer trains '{source.segment(receiver)}', which has no name",
                     receiver,
                 )
             models.setdefault(identity, receiver)
     if not models:
-        raise source.not_placed(
+        raise source.location_error(
             "the model whose parameters the optimizer gets cannot be identified",
             optimizers[0].call,
         )
@@ -102,16 +102,16 @@ def trained_by(source: Source, optimizers: list[Optimizer]) -> tuple[Identity, a
     """Return the only model of `models_of`.
 
     Raises:
-        NotPlacedError: it cannot be identified, or there are several.
+        EditLocationError: it cannot be identified, or there are several.
     """
     models, call = models_of(source, optimizers), optimizers[0].call
     if len(models) > 1:
         several = " and ".join(f"'{source.segment(model)}'" for model in models.values())
-        raise source.not_placed(f"the optimizer trains {several}", call)
+        raise source.location_error(f"the optimizer trains {several}", call)
     ((identity, receiver),) = models.items()
     of_self = identity[1].startswith("self.") and identity[1].count(".") == 1
     if isinstance(receiver, ast.Attribute) and not of_self:
-        raise source.not_placed(
+        raise source.location_error(
             f"the optimizer trains '{source.segment(receiver)}', a part of an object", receiver
         )
     return identity, receiver

@@ -19,7 +19,7 @@ from slipstream.source._optimizer import (
     trained_by,
 )
 from slipstream.source._parts import code_of, local_class, mentions
-from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
+from slipstream.source._source import AlreadyAppliedError, EditLocationError, Source
 from slipstream.source._step import StepSource, find_steps, inference_blocks, inference_calls
 from slipstream.source._trainers import Training, find_training
 
@@ -55,7 +55,7 @@ def locate(source: Source, function: str | None) -> Places:
 class Places:
     """The model, the optimizer and the loop of one file; see the package's docstring.
 
-    Every attribute raises `NotPlacedError` if it cannot be determined.
+    Every attribute raises `EditLocationError` if it cannot be determined.
     """
 
     source: Source
@@ -74,7 +74,7 @@ class Places:
     def returned(self) -> Returned:
         """Values that the workload's function returns, by field: ``model``, ``batch``, ..."""
         if self.function is None:
-            raise self.source.not_placed("a plain script returns nothing")
+            raise self.source.location_error("a plain script returns nothing")
         return returned_by(self.source, self.function)
 
     @cached_property
@@ -104,12 +104,12 @@ class Places:
             if not isinstance(expression, (ast.Name, ast.Attribute)):
                 missing = expression is None and self.function is None
                 reason = "the trainer gets no model" if missing else "the model has no name"
-                raise self.source.not_placed(reason, returned.statement)
+                raise self.source.location_error(reason, returned.statement)
             identity = self.source.names.identity(expression)
         else:
             identity, expression = self._trained
         if identity is None:
-            raise self.source.not_placed(
+            raise self.source.location_error(
                 f"'{self.source.segment(expression)}' is not made in this file", expression
             )
         return self._made(identity)
@@ -123,7 +123,7 @@ class Places:
         _ = self._trained
         if len(steps) > 1:
             how = f"called at {len(steps)} places"
-            raise self.source.not_placed(
+            raise self.source.location_error(
                 f"where the optimizer steps, backward is {how}", steps[0].update
             )
         return steps[0]
@@ -132,17 +132,17 @@ class Places:
     def steps(self) -> list[StepSource]:
         """Training steps, one for each ``backward`` in the innermost loop with an update."""
         if self.function is not None:
-            raise self.source.not_placed(
+            raise self.source.location_error(
                 f"{self.function.name}() has no training loop", self.function
             )
         if self.training is not None and self.training.owns_loop:
-            raise self.source.not_placed(
+            raise self.source.location_error(
                 f"{self.training.framework} runs the training loop", self.training.start
             )
         optimizers: dict[Identity, None] = {}
         for optimizer in self.optimizers:
             if optimizer.identity is None:
-                raise self.source.not_placed("the optimizer has no name", optimizer.call)
+                raise self.source.location_error("the optimizer has no name", optimizer.call)
             optimizers[optimizer.identity] = None
         return find_steps(self.source, optimizers, self.models)
 
@@ -158,7 +158,7 @@ class Places:
             return False
         try:
             return not self.optimizers
-        except NotPlacedError:
+        except EditLocationError:
             return True
 
     @cached_property
@@ -199,7 +199,9 @@ class Places:
         names = self.source.names
         kind = local_class(names, value.func) if isinstance(value, ast.Call) else None
         if kind is None:
-            raise self.source.not_placed("the model's class is not defined in this file", statement)
+            raise self.source.location_error(
+                "the model's class is not defined in this file", statement
+            )
         return kind
 
     @property
@@ -217,7 +219,7 @@ class Places:
             return self
         source = self.source
         if expression is None:
-            raise source.not_placed(
+            raise source.location_error(
                 "the function returns no model" if self.function else "the trainer gets no model",
                 statement,
             )
@@ -227,7 +229,7 @@ class Places:
             name, value = source.segment(expression.target), expression.value
         for field, other in returned.before("model"):
             if not isinstance(other, (ast.Name, ast.Constant, ast.Attribute)):
-                raise source.not_placed(
+                raise source.location_error(
                     f"the model is made inside the statement, after its {field}", statement
                 )
         return self._named(name, value, expression, name)
@@ -236,7 +238,7 @@ class Places:
         """Return the places with ``loss = ...`` before each ``backward`` of an unnamed loss.
 
         Raises:
-            NotPlacedError: that call of ``backward`` is not a statement.
+            EditLocationError: that call of ``backward`` is not a statement.
         """
         source = self.source
         for step in self.steps:
@@ -244,7 +246,7 @@ class Places:
             if isinstance(loss, ast.Name):
                 continue
             if not isinstance(source.names.parent(call), ast.Expr):
-                raise source.not_placed("the call of backward is not a whole statement", call)
+                raise source.location_error("the call of backward is not a whole statement", call)
             name = source.fresh_name("loss", "batch_loss")
             place, text = loss, name
             if isinstance(call.func, ast.Attribute) and call.func.value is loss:
@@ -268,8 +270,8 @@ class Places:
         """Insert `lines` after the statement that builds the model.
 
         Raises:
-            NotPlacedError: this statement cannot be determined.
-            AlreadyThereError: the first line is present.
+            EditLocationError: this statement cannot be determined.
+            AlreadyAppliedError: the first line is present.
         """
         here = self.with_named_model()
         model = here.model
@@ -283,9 +285,9 @@ class Places:
         assigns to the old one, that assignment is moved after them.
 
         Raises:
-            NotPlacedError: there is not exactly one, it hides the model, or the assignment to
+            EditLocationError: there is not exactly one, it hides the model, or the assignment to
                 ``forward`` cannot be moved.
-            AlreadyThereError: the first line is present.
+            AlreadyAppliedError: the first line is present.
         """
         here = self.with_named_model()
         expression = here.returned.get("model")
@@ -296,7 +298,7 @@ class Places:
         replaced = any(line.startswith(f"{name} = ") for line in written)
         for wrap in here._forward_assignments(name) if replaced else ():
             if wrap not in source.names.block(statement):
-                raise source.not_placed(f"'{name}.forward' is assigned in a block", wrap)
+                raise source.location_error(f"'{name}.forward' is assigned in a block", wrap)
             written.append(source.segment(wrap))
             source = source.remove(wrap)
         return source.insert_before(statement, *written)
@@ -305,7 +307,7 @@ class Places:
         """Insert `lines` after the imports of the file.
 
         Raises:
-            AlreadyThereError: the first line is present.
+            AlreadyAppliedError: the first line is present.
         """
         source, written = self._written(lines)
         nodes = source.names.bindings(source.tree, self.torch)
@@ -316,8 +318,8 @@ class Places:
         """Set keyword arguments of the optimizer's constructor, each value as source text.
 
         Raises:
-            NotPlacedError: this call cannot be determined.
-            AlreadyThereError: it has them.
+            EditLocationError: this call cannot be determined.
+            AlreadyAppliedError: it has them.
         """
         return self.source.set_keywords(self.optimizer.call, **keywords)
 
@@ -328,23 +330,23 @@ class Places:
         parts of the model, every one that does (a call in a class or a loop counts for many).
 
         Raises:
-            NotPlacedError: there is no such call, or it is ambiguous.
-            AlreadyThereError: it has them; of several calls, all have them.
+            EditLocationError: there is no such call, or it is ambiguous.
+            AlreadyAppliedError: it has them; of several calls, all have them.
         """
         names = self.source.names
         calls = [call for call in names.calls() if names.qualified(call.func) == function]
         if not calls:
-            raise self.source.not_placed(f"{function} is not called in this file")
+            raise self.source.location_error(f"{function} is not called in this file")
         if len(calls) > 1:
-            with contextlib.suppress(NotPlacedError):
+            with contextlib.suppress(EditLocationError):
                 calls = self.of_training(calls) or calls
         if len(calls) > 1:
             parts: list[ast.Call] = []
-            with contextlib.suppress(NotPlacedError):
+            with contextlib.suppress(EditLocationError):
                 parts = [call for call in calls if call in self.model_code]
             if not parts:
                 short = function.rpartition(".")[2]
-                raise self.source.not_placed(
+                raise self.source.location_error(
                     f"{short} is called on {_numbers([call.lineno for call in calls])}", calls[1]
                 )
             calls = parts
@@ -361,17 +363,17 @@ class Places:
             keywords: additional arguments of each call, as source text.
 
         Raises:
-            NotPlacedError: the model's code does not build `old`; or passes the class on, so that
+            EditLocationError: the model's code does not build `old`; or passes the class on, so that
                 `keywords` cannot be added to its calls.
-            AlreadyThereError: the model's code builds `new`, and no `old`.
+            AlreadyAppliedError: the model's code builds `new`, and no `old`.
         """
         source, names = self.source, self.source.names
         nodes = mentions(names, self.model_code, old)
         short = old.removeprefix("torch.")
         if not nodes:
             if present := mentions(names, self.model_code, new):
-                raise source.already_there(f"{short} is {new}", present[0])
-            raise source.not_placed(f"the file does not build {short}")
+                raise source.already_applied(f"{short} is {new}", present[0])
+            raise source.location_error(f"the file does not build {short}")
         edited = source.with_import(new.rpartition(".")[0])
         calls = []
         for node in nodes:
@@ -379,7 +381,7 @@ class Places:
             if isinstance(call, ast.Call) and call.func is node:
                 calls.append(call)
             elif keywords:
-                raise source.not_placed(f"{short} is passed on", node)
+                raise source.location_error(f"{short} is passed on", node)
             edited = edited.replace(node, new)
         return _set_all(source, edited, calls, keywords) if keywords else edited
 
@@ -387,11 +389,11 @@ class Places:
         """Set the default of an argument of the workload's function.
 
         Raises:
-            NotPlacedError: there is no such argument, or it has no default.
-            AlreadyThereError: it has this default.
+            EditLocationError: there is no such argument, or it has no default.
+            AlreadyAppliedError: it has this default.
         """
         if self.function is None:
-            raise self.source.not_placed("a plain script has no arguments")
+            raise self.source.location_error("a plain script has no arguments")
         return self.source.set_default(self.function, name, value)
 
     def wrap_forward(self, header: str) -> Source:
@@ -401,8 +403,8 @@ class Places:
         each statement that calls the model is such a block.
 
         Raises:
-            NotPlacedError: they are not consecutive simple statements.
-            AlreadyThereError: they are already in such a block.
+            EditLocationError: they are not consecutive simple statements.
+            AlreadyAppliedError: they are already in such a block.
         """
         if self.only_infers:
             blocks = inference_blocks(self.source, self.forwards)
@@ -420,7 +422,7 @@ class Places:
                 if isinstance(above, ast.With) and isinstance(target, ast.With):
                     outer, inner = ([ast.dump(i) for i in w.items] for w in (above, target))
                     if outer == inner:
-                        raise source.already_there(f"'{written}' is present", above)
+                        raise source.already_applied(f"'{written}' is present", above)
             edited = edited.wrap(block.first, block.last, written)
         return edited
 
@@ -428,7 +430,7 @@ class Places:
         """Select the calls whose value the training loop iterates over.
 
         Raises:
-            NotPlacedError: the training loop cannot be seen.
+            EditLocationError: the training loop cannot be seen.
         """
         names = self.source.names
         if self.training is None or not self.training.owns_loop:
@@ -455,17 +457,17 @@ class Places:
             return None
         return Returned(self.source.names.statement(training.start), training.arguments)
 
-    def _several_optimizers(self) -> NotPlacedError:
+    def _several_optimizers(self) -> EditLocationError:
         calls = [optimizer.call for optimizer in self.optimizers]
         lines = _numbers([call.lineno for call in calls])
-        return self.source.not_placed(f"{len(calls)} optimizers are made, on {lines}", calls[1])
+        return self.source.location_error(f"{len(calls)} optimizers are made, on {lines}", calls[1])
 
     def _returned_as(self, part: str) -> ast.expr:
         """Return the expression that the workload's function returns as its `part`."""
         expression = self.returned.get(part)
         if expression is None:
             where = self.source.line(self.returned.statement)
-            raise NotPlacedError(f"the function returns no {part}", where=where)
+            raise EditLocationError(f"the function returns no {part}", where=where)
         return expression
 
     @cached_property
@@ -482,14 +484,14 @@ class Places:
         if use is not None:
             nodes = [n for n in nodes if position(n) < position(use)]
         if not nodes:
-            raise source.not_placed(f"'{name}' is not made in this file")
+            raise source.location_error(f"'{name}' is not made in this file")
         last = names.statement(max(nodes, key=position))
         if not isinstance(last, (ast.Assign, ast.AnnAssign, ast.Expr)):
-            raise source.not_placed(f"'{name}' is assigned in a block", last)
+            raise source.location_error(f"'{name}' is assigned in a block", last)
         if use is None:
             parent = names.parent(last)
             if names.scope(last) is not parent and not is_main_guard(parent):
-                raise source.not_placed(f"'{name}' is made in a block", last)
+                raise source.location_error(f"'{name}' is made in a block", last)
             return Model(name, last, identity)
         for above in (use, *names.ancestors(use)):
             if not isinstance(above, ast.stmt):
@@ -501,7 +503,7 @@ class Places:
                 break
             if outermost is not above:
                 return Model(name, outermost, identity)
-        raise source.not_placed(f"'{name}' is made in a loop", last)
+        raise source.location_error(f"'{name}' is made in a loop", last)
 
     def _use(self, nodes: list[ast.AST]) -> ast.stmt | None:
         """Return the statement of the same scope before which the model must be complete."""
@@ -511,7 +513,7 @@ class Places:
         uses: list[ast.AST] = [] if returned is None else [returned.statement]
         try:
             uses += [optimizer.origin for optimizer in self.optimizers]
-        except NotPlacedError:
+        except EditLocationError:
             if returned is None:
                 raise
         statements = [names.statement(use) for use in uses if names.scope(use) in scopes]
@@ -545,7 +547,7 @@ class Places:
         present = {ast.dump(node): node for node in nodes if names.scope(node) is scope}
         node = present.get(ast.dump(_statement(written[0])))
         if node is not None:
-            raise self.source.already_there(f"'{written[0]}' is present", node)
+            raise self.source.already_applied(f"'{written[0]}' is present", node)
         return source, written
 
 
@@ -555,14 +557,14 @@ def _set_all(
     """Return `edited` with the arguments added to each call that lacks them.
 
     Raises:
-        AlreadyThereError: every call has them.
+        AlreadyAppliedError: every call has them.
     """
-    present: AlreadyThereError | None = None
+    present: AlreadyAppliedError | None = None
     changed = edited
     for call in calls:
         try:
             changed = changed.set_keywords(call, **keywords)
-        except AlreadyThereError as error:
+        except AlreadyAppliedError as error:
             present = error
     if present is not None and changed is source:
         raise present
@@ -573,13 +575,13 @@ def refuse_inside(source: Source, node: ast.AST, context: str) -> None:
     """Refuse a node that is already in a ``with`` block of a call named `context`.
 
     Raises:
-        AlreadyThereError: it is.
+        AlreadyAppliedError: it is.
     """
     for above in source.names.ancestors(node):
         for item in above.items if isinstance(above, ast.With) else ():
             with_call = item.context_expr
             if isinstance(with_call, ast.Call) and last_name(with_call.func) == context:
-                raise source.already_there(f"it is under {context}", above)
+                raise source.already_applied(f"it is under {context}", above)
 
 
 def _statement(text: str) -> ast.stmt:

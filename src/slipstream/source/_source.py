@@ -24,11 +24,11 @@ _DEFAULT_STEP = "    "
 _ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
-class NotPlacedError(SlipstreamError):
+class EditLocationError(SlipstreamError):
     """The place of an edit cannot be determined; the message names what was missing."""
 
 
-class AlreadyThereError(SlipstreamError):
+class AlreadyAppliedError(SlipstreamError):
     """The source already has the effect of the edit."""
 
 
@@ -130,14 +130,14 @@ class Source:
         """The whole file after the edits.
 
         Raises:
-            NotPlacedError: two edits overlap, or the result would not be valid Python.
+            EditLocationError: two edits overlap, or the result would not be valid Python.
         """
         if not self._edits:
             return self._base
         parts, at = [], 0
         for start, end, new in sorted(self._edits, key=lambda edit: edit[:2]):
             if start < at:
-                raise NotPlacedError(
+                raise EditLocationError(
                     "two edits overlap", where=f"{self.path}:{self._layout.line_of(start)}"
                 )
             parts += [self._layout.body[at:start], new.encode()]
@@ -148,7 +148,9 @@ class Source:
                 warnings.simplefilter("ignore")
                 compile(text, str(self.path), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            raise self.not_placed(f"the edited file would not be valid Python: {error}") from error
+            raise self.location_error(
+                f"the edited file would not be valid Python: {error}"
+            ) from error
         return text
 
     @property
@@ -157,7 +159,7 @@ class Source:
         try:
             return self.text.encode(self.encoding)
         except UnicodeEncodeError as error:
-            raise self.not_placed(
+            raise self.location_error(
                 f"the edit cannot be written in the file's encoding {self.encoding}"
             ) from error
 
@@ -199,13 +201,13 @@ class Source:
         """Return ``file:line`` of a node, for messages."""
         return f"{self.path}:{node.lineno}"  # type: ignore[attr-defined]
 
-    def not_placed(self, what: str, at: ast.AST | None = None) -> NotPlacedError:
+    def location_error(self, what: str, at: ast.AST | None = None) -> EditLocationError:
         """Return the error of an edit without a certain place, at a node or in the file."""
-        return NotPlacedError(what, where=str(self.path) if at is None else self.line(at))
+        return EditLocationError(what, where=str(self.path) if at is None else self.line(at))
 
-    def already_there(self, what: str, at: ast.AST) -> AlreadyThereError:
+    def already_applied(self, what: str, at: ast.AST) -> AlreadyAppliedError:
         """Return the error of an edit that the node `at` makes superfluous."""
-        return AlreadyThereError(what, where=self.line(at))
+        return AlreadyAppliedError(what, where=self.line(at))
 
     def replace(self, node: ast.AST, text: str) -> Source:
         """Replace an expression (without the parentheses around it) or statement by `text`."""
@@ -247,7 +249,7 @@ class Source:
         """Remove a whole statement and the comments on its lines.
 
         Raises:
-            NotPlacedError: it shares a line with others.
+            EditLocationError: it shares a line with others.
         """
         self._need_alone(statement)
         start, end = self._layout.span(statement)
@@ -258,7 +260,7 @@ class Source:
         """Indent the statements from `first` to `last` of one block under ``header``.
 
         Raises:
-            NotPlacedError: they share a line with others.
+            EditLocationError: they share a line with others.
         """
         self._need_alone(first, last)
         layout = self._layout
@@ -279,8 +281,8 @@ class Source:
         """Set keyword arguments of `call`, each value as source text; replace existing values.
 
         Raises:
-            AlreadyThereError: it has all of them.
-            NotPlacedError: a ``**mapping`` may hold one.
+            AlreadyAppliedError: it has all of them.
+            EditLocationError: a ``**mapping`` may hold one.
         """
         present = {keyword.arg: keyword.value for keyword in call.keywords}
         edited, missing = self, []
@@ -290,7 +292,7 @@ class Source:
             elif not is_same(present[name], value):
                 edited = edited.replace(present[name], value)
         if missing and None in present:
-            raise self.not_placed(
+            raise self.location_error(
                 f"the call takes **{self.segment(present[None])}, which may hold "
                 + " or ".join(text.partition("=")[0] for text in missing),
                 call,
@@ -299,29 +301,29 @@ class Source:
             return edited._append_arguments(call, missing)
         if edited is self:
             text = ", ".join(f"{name}={value}" for name, value in values.items())
-            raise self.already_there(f"{text} is present", call)
+            raise self.already_applied(f"{text} is present", call)
         return edited
 
     def set_default(self, function: Function, name: str, value: str) -> Source:
         """Give the argument `name` of a function the default `value`.
 
         Raises:
-            AlreadyThereError: it has this default.
-            NotPlacedError: there is no such argument, or it has no default.
+            AlreadyAppliedError: it has this default.
+            EditLocationError: there is no such argument, or it has no default.
         """
         default = default_of(function, name)
         if default is None:
             what = f"{function.name}() has no argument '{name}' with a default"
-            raise self.not_placed(what, function)
+            raise self.location_error(what, function)
         if is_same(default, value):
-            raise self.already_there(f"{name}={value} is present", default)
+            raise self.already_applied(f"{name}={value} is present", default)
         return self.replace(default, value)
 
     def with_import(self, module: str) -> Source:
         """Add ``import module`` to the file's imports unless it is present.
 
         Raises:
-            NotPlacedError: the module's name has another meaning in the file.
+            EditLocationError: the module's name has another meaning in the file.
         """
         if self.names.module_name(module):
             return self
@@ -331,7 +333,7 @@ class Source:
             return self
         # `import torch.optim` binds the name torch, to the module that `import torch` binds.
         if bound and self.names.module_name(name) != name:
-            raise self.not_placed(f"'{name}' has another meaning in this file")
+            raise self.location_error(f"'{name}' has another meaning in this file")
         edited = self.insert_at_top(f"import {module}", before_others=True)
         # An earlier edit may have added it.
         return self if edited._edits[-1] in self._edits else edited
@@ -372,7 +374,7 @@ class Source:
     def _span(self, node: ast.AST) -> tuple[int, int]:
         """Return the span of a node to edit; before Python 3.12, nodes of f-strings have none."""
         if any(isinstance(above, ast.JoinedStr) for above in self.names.ancestors(node)):
-            raise self.not_placed("it is in an f-string", node)
+            raise self.location_error("it is in an f-string", node)
         return self._layout.span(node)
 
     def _edited(self, edit: tuple[int, int, str]) -> Source:
@@ -390,7 +392,7 @@ class Source:
     def _need_alone(self, *statements: ast.stmt) -> None:
         for statement in statements:
             if not self._alone(statement):
-                raise self.not_placed("several statements are on one line", statement)
+                raise self.location_error("several statements are on one line", statement)
 
     def _step(self, statement: ast.stmt) -> str:
         """Return the indentation of a block in this file, preferably around `statement`."""

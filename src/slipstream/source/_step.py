@@ -18,7 +18,7 @@ from slipstream.source._names import (
     variables_in,
 )
 from slipstream.source._optimizer import assigned_to
-from slipstream.source._source import NotPlacedError, Source
+from slipstream.source._source import EditLocationError, Source
 
 _CONTAINERS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 _NO_GRADIENTS = ("inference_mode", "no_grad")
@@ -80,13 +80,13 @@ class StepSource:
         """Return the only argument of every call of the model.
 
         Raises:
-            NotPlacedError: the model is not called, or with several arguments.
+            EditLocationError: the model is not called, or with several arguments.
         """
         for call in (self._forward(source), *self.forwards):
             alone = len(call.args) == 1 and not isinstance(call.args[0], ast.Starred)
             if not alone or call.keywords:
                 what = "the model's only input cannot be identified in its arguments"
-                raise source.not_placed(what, call)
+                raise source.location_error(what, call)
         return [call.args[0] for call in self.forwards]
 
     def iterates(self, names: Names) -> Identity | None:
@@ -104,7 +104,7 @@ class StepSource:
         """Return the model's name in the loop.
 
         Raises:
-            NotPlacedError: the loop does not call it.
+            EditLocationError: the loop does not call it.
         """
         return source.segment(_callee(self._forward(source)))
 
@@ -112,13 +112,13 @@ class StepSource:
         """Return the simple statements from the model's call to the loss.
 
         Raises:
-            NotPlacedError: there are other statements between, or the loss has no name.
+            EditLocationError: there are other statements between, or the loss has no name.
         """
         names, loss = source.names, self.undivided_loss
         trained = [call for call in self.forwards if not _is_without_gradients(names, call)]
         forward = trained[0] if trained else self._forward(source)
         if not isinstance(loss, ast.Name):
-            raise source.not_placed(
+            raise source.location_error(
                 f"backward is called on '{source.segment(loss)}', which has no name", self.backward
             )
         writes = [
@@ -127,12 +127,12 @@ class StepSource:
             if is_written(node) and position(node) < position(self.backward)
         ]
         if not writes:
-            raise source.not_placed(f"'{loss.id}' is not computed in the loop", self.backward)
+            raise source.location_error(f"'{loss.id}' is not computed in the loop", self.backward)
         last = max(writes, key=lambda statement: statement.lineno)
         block = names.block(last)
         first = names.within(forward, block)
         if first is None:
-            raise source.not_placed(
+            raise source.location_error(
                 "the model's call and the loss are in different blocks", forward
             )
         begin, end_at = block.index(first), block.index(last)
@@ -140,17 +140,17 @@ class StepSource:
             calls = list(nodes_in(ast.Call, statement))
             steps = any(last_name(call.func) == "backward" or call is self.update for call in calls)
             if not isinstance(statement, _SIMPLE) or steps:
-                raise source.not_placed(
+                raise source.location_error(
                     "not all code between the model's call and the loss is simple statements",
                     statement,
                 )
         if begin > end_at or first.lineno > last.lineno:
-            raise source.not_placed("the model is called after the loss is computed", first)
+            raise source.location_error("the model is called after the loss is computed", first)
         return ForwardBlock(self.model_name(source), first, last)
 
     def _forward(self, source: Source) -> ast.Call:
         if not self.forwards:
-            raise source.not_placed(
+            raise source.location_error(
                 "the training loop does not call the model itself", self.container
             )
         return self.forwards[0]
@@ -162,7 +162,7 @@ def find_steps(
     """Return the training steps of a script, one per call of ``backward``, in their order.
 
     Raises:
-        NotPlacedError: none can be identified, or an optimizer steps at several places.
+        EditLocationError: none can be identified, or an optimizer steps at several places.
     """
     names = source.names
     methods = [call for call in names.calls() if isinstance(call.func, ast.Attribute)]
@@ -181,7 +181,7 @@ def find_steps(
         updates = [call for call in called("step") if receiver(call) == optimizer or call in scaled]
         if len(updates) != 1:
             how = "not called in this file" if not updates else f"called at {len(updates)} places"
-            raise NotPlacedError(
+            raise EditLocationError(
                 f"{optimizer[1]}.step() is {how}",
                 where=source.line(updates[1]) if updates else str(source.path),
             )
@@ -226,7 +226,7 @@ def _container(
     """Return the innermost loop or function around `update` that calls ``backward``, with calls.
 
     Raises:
-        NotPlacedError: there is none.
+        EditLocationError: there is none.
     """
     closure = None if scaled else _closure(source, update)
     for container in source.names.ancestors(update) if closure is None else (closure,):
@@ -236,8 +236,8 @@ def _container(
         if here := [call for call in backwards if call in inside]:
             return container, here
         if isinstance(container, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            raise source.not_placed("where the optimizer steps, backward is not called", update)
-    raise source.not_placed("no loop around the optimizer's step calls backward", update)
+            raise source.location_error("where the optimizer steps, backward is not called", update)
+    raise source.location_error("no loop around the optimizer's step calls backward", update)
 
 
 def _loss(names: Names, backward: ast.Call, *, scaled: bool) -> ast.expr:
@@ -259,7 +259,7 @@ def inference_calls(source: Source) -> list[ast.Call]:
     """Return the calls of a script's model without gradients; ``eval()`` identifies the model.
 
     Raises:
-        NotPlacedError: there is no such call, or several models are called.
+        EditLocationError: there is no such call, or several models are called.
     """
     names = source.names
     evaluated: set[Identity | None] = set()
@@ -275,12 +275,12 @@ def inference_calls(source: Source) -> list[ast.Call]:
         if model is not None and model in evaluated and _is_without_gradients(names, call):
             calls.setdefault(model, []).append(call)
     if not calls:
-        raise source.not_placed(
+        raise source.location_error(
             "no model in evaluation mode is called under torch.inference_mode() or torch.no_grad()"
         )
     if len(calls) > 1:
         models = " and ".join(f"'{name}'" for _, name in calls)
-        raise source.not_placed(
+        raise source.location_error(
             f"several models are called: {models}", next(iter(calls.values()))[0]
         )
     return calls.popitem()[1]
@@ -290,14 +290,14 @@ def inference_blocks(source: Source, calls: Sequence[ast.Call]) -> list[ForwardB
     """Return the statements that hold `calls`.
 
     Raises:
-        NotPlacedError: one is not a simple statement, or the call may run after it.
+        EditLocationError: one is not a simple statement, or the call may run after it.
     """
     blocks: dict[ast.stmt, ForwardBlock] = {}
     for call in calls:
         statement = source.names.statement(call)
         deferred = any(isinstance(node, _DEFERRED) for node in ast.walk(statement))
         if deferred or not isinstance(statement, (*_SIMPLE, ast.Return)):
-            raise source.not_placed("the model is not called in a simple statement", call)
+            raise source.location_error("the model is not called in a simple statement", call)
         name = source.segment(_callee(call))
         blocks.setdefault(statement, ForwardBlock(name, statement, statement))
     return list(blocks.values())
@@ -328,7 +328,7 @@ def _closure(source: Source, update: ast.Call) -> Function | None:
     """Return the function of the file that the optimizer steps with, or None without a closure.
 
     Raises:
-        NotPlacedError: the closure is something else.
+        EditLocationError: the closure is something else.
     """
     values = [*update.args, *(keyword.value for keyword in update.keywords)]
     if not values:
@@ -337,7 +337,7 @@ def _closure(source: Source, update: ast.Call) -> Function | None:
     owner = names.owner(values[0]) if isinstance(values[0], ast.Name) else None
     bound = [] if owner is None else names.bindings(owner, last_name(values[0]))
     if len(values) != 1 or len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef):
-        raise source.not_placed(
+        raise source.location_error(
             "the optimizer steps with a closure that is not a function of this file", update
         )
     return bound[0]

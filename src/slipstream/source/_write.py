@@ -20,7 +20,7 @@ _WRITABLE = 0o222
 
 
 @dataclass(frozen=True)
-class Undone:
+class UndoResult:
     """A file restored to its state before its last edit.
 
     Attributes:
@@ -34,14 +34,14 @@ class Undone:
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteResult:
     """A file that was replaced, and the copy of its old content."""
 
     path: Path
     backup: Path
 
 
-def write(source: Source) -> Written:
+def write(source: Source) -> WriteResult:
     """Replace the file by the edited text, atomically; keep ``FILE.orig`` next to it.
 
     An interruption leaves the old or the new file, never a part of one. The mode is kept, and a
@@ -49,7 +49,7 @@ def write(source: Source) -> Written:
 
     Raises:
         WorkloadError: the file changed since it was read, is not the user's, or cannot be written.
-        NotPlacedError: the edited text would not be valid Python.
+        EditLocationError: the edited text would not be valid Python.
     """
     content = source.content
     path = source.path.resolve()
@@ -69,10 +69,10 @@ def write(source: Source) -> Written:
             if isinstance(error, WorkloadError) or path.read_bytes() == source.original:
                 backup.unlink()
             raise
-    return Written(source.path, backup)
+    return WriteResult(source.path, backup)
 
 
-def undo(path: Path) -> Undone:
+def undo(path: Path) -> UndoResult:
     """Restore the newest backup of `path`; the replaced content is kept as ``FILE.undone``.
 
     One such copy suffices while the file is not edited between consecutive undos: it holds all the
@@ -93,7 +93,7 @@ def undo(path: Path) -> Undone:
             )
         undone = None if _is_saved(real) else _copy(real, _UNDONE)
         os.replace(backups[max(backups)], real)
-    return Undone(path, undone, len(backups) - 1)
+    return UndoResult(path, undone, len(backups) - 1)
 
 
 def _is_saved(path: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import MissingExtraError
 from slipstream.late import late
-from slipstream.sparse.dedup import Deduplicated, dedup
+from slipstream.sparse.dedup import DedupResult, dedup
 from slipstream.sparse.join import Pairs, radius_join
 from slipstream.sparse.metrics import METRICS
 from slipstream.sparse.neighbours import knn_graph
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METRICS",
-    "Deduplicated",
+    "DedupResult",
     "KNeighborsTransformer",
     "NearestNeighbors",
     "Pairs",

@@ -72,7 +72,7 @@ class Shingler:
 
 
 @dataclass(frozen=True, eq=False)
-class Deduplicated:
+class DedupResult:
     """Groups of similar documents.
 
     Attributes:
@@ -108,7 +108,7 @@ def dedup(
     shingle: int = 5,
     block_bytes: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
-) -> Deduplicated:
+) -> DedupResult:
     """Find similar documents, and write the first document of each group.
 
     Two documents are similar if their sets of shingles have a Jaccard similarity of at least
@@ -206,7 +206,7 @@ def _text(line: bytes, field: str, where: str) -> str:
 
 def _grouped(
     rows: Rows, threshold: float, block_bytes: int, progress: Callable[[str], None]
-) -> Deduplicated:
+) -> DedupResult:
     first_of, unique = _identical(rows)
     parent = np.arange(len(rows))
 
@@ -232,7 +232,7 @@ def _grouped(
             parent[max(first, second)] = min(first, second)
         progress(f"{int(i[-1]) + 1:,} of {len(unique):,} compared, {pairs:,} pairs")
     group = np.array([root(int(i)) for i in first_of], np.int64)
-    return Deduplicated(
+    return DedupResult(
         len(rows), group, pairs, len(rows) - len(unique), int(rows.nnz and rows.width),
         int((np.diff(rows.indptr) == 0).sum()),
     )  # fmt: skip

@@ -35,7 +35,7 @@ class ModuleSelection:
         excluded = bool(self.except_) and fnmatchcase(name, self.except_)
         return fnmatchcase(name, self.only) and not excluded
 
-    def why_none(self, names: Iterable[str]) -> str | None:
+    def no_match_reason(self, names: Iterable[str]) -> str | None:
         """Return why no module in `names` is selected, with similar names; None if one is.
 
         A pattern, also an excluding one, that matches no name is treated as a mistake.
@@ -51,9 +51,9 @@ class ModuleSelection:
             return f"except={self.except_} leaves none of its modules"
         return None
 
-    def need_some(self, technique: str, names: Iterable[str]) -> None:
+    def require_match(self, technique: str, names: Iterable[str]) -> None:
         """Raise a `WorkloadError` if none of the names is selected."""
-        if not self.everything and (reason := self.why_none(names)) is not None:
+        if not self.everything and (reason := self.no_match_reason(names)) is not None:
             raise WorkloadError(
                 f"{technique}: {reason}",
                 remedy="pass only=GLOB or except=GLOB with names of modules",

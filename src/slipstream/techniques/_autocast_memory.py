@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Changed, Durations
+from slipstream.durations import CallChanges, Durations
 from slipstream.graph import ITEM_BYTES, Editor, Graph, Role, StepPhase, TensorSpec
-from slipstream.graph.graph import kept
+from slipstream.graph.graph import cached_per_graph
 from slipstream.graph.uses import Spans, uses_of
 from slipstream.techniques._recomputation import change_lifetimes, nodes_of
 from slipstream.techniques._workspaces import (
@@ -30,7 +30,7 @@ def edit_memory(
     edit: Editor,
     graph: Graph,
     found: AutocastPlan,
-    changed: Changed,
+    changed: CallChanges,
     handles: NDArray[np.int64],
     durations: Durations,
 ) -> None:
@@ -41,7 +41,7 @@ def edit_memory(
     change_lifetimes(edit, graph, handles, *_copies(graph, found))
 
 
-@kept
+@cached_per_graph
 def _copies(graph: Graph, found: AutocastPlan) -> tuple[_Numbers, _Numbers]:
     """Return the columns of `Editor.release_after` and of `Editor.allocate`.
 
@@ -180,8 +180,8 @@ class _Results:
     result: _Numbers
 
 
-@kept
-def _results(graph: Graph, changed: Changed) -> _Results:
+@cached_per_graph
+def _results(graph: Graph, changed: CallChanges) -> _Results:
     memory, tasks = graph.memory, changed.tasks
     inputs = np.array([len(old.inputs) for old, _ in changed.pairs], np.int64)[changed.pair]
     outputs = np.array([len(old.outputs) for old, _ in changed.pairs], np.int64)
@@ -195,7 +195,7 @@ def _results(graph: Graph, changed: Changed) -> _Results:
     return _Results(allocation[produced], result[produced])
 
 
-def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Durations) -> None:
+def _lower_results(edit: Editor, graph: Graph, changed: CallChanges, durations: Durations) -> None:
     """Resize the results and workspaces of changed calls."""
     if not len(changed):
         return

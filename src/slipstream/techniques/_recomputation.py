@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph import Editor, Graph, Role, StepPhase, distinct
-from slipstream.graph.graph import kept
+from slipstream.graph import Editor, Graph, Role, StepPhase, unique_in_order
+from slipstream.graph.graph import cached_per_graph
 from slipstream.graph.uses import Spans, sorted_once, uses_of
 
 _Numbers = NDArray[np.int64]
@@ -44,7 +44,7 @@ class Blocks:
         return len(self.module)
 
 
-@kept
+@cached_per_graph
 def find_blocks(graph: Graph, modules: tuple[str, ...]) -> Blocks:
     """Return the passes through `modules` that save tensors for the backward pass, in order."""
     nodes = nodes_of(graph)
@@ -111,7 +111,7 @@ def _key(graph: Graph, tasks: _Numbers, passes: _Numbers) -> _Numbers:
     return np.where(sequence[tasks] >= 0, passes[tasks] * room + sequence[tasks], -1)
 
 
-@kept
+@cached_per_graph
 def nodes_of(graph: Graph) -> Nodes:
     """Return the autograd nodes of `graph`."""
     phase = graph.tasks.phase
@@ -138,7 +138,7 @@ def _forward_runs(
     """Return the modules of contiguous runs of forward tasks, the tasks, and the run of each."""
     tasks = graph.tasks
     owner = np.full(len(graph.strings), -1)
-    for number in distinct(tasks.module, len(graph.strings)).tolist():
+    for number in unique_in_order(tasks.module, len(graph.strings)).tolist():
         name = graph.string(number)
         owners = (m for m, module in enumerate(modules) if f"{name}.".startswith(f"{module}."))
         owner[number] = next(owners, -1)
@@ -294,7 +294,7 @@ def change_lifetimes(
     edit.allocate(nbytes, role, number[producer], number[release], storage)
 
 
-@kept
+@cached_per_graph
 def _lifetimes(graph: Graph, modules: tuple[str, ...]) -> tuple[_Numbers, _Numbers]:
     """Return the columns of `Editor.release_after` and of `Editor.allocate`.
 

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from slipstream.durations import Durations
 from slipstream.graph import Call, Editor, Graph, Role
-from slipstream.graph.graph import kept
+from slipstream.graph.graph import cached_per_graph
 
 _Numbers = NDArray[np.int64]
 
 
-@kept
+@cached_per_graph
 def workspaces(graph: Graph) -> _Numbers:
     """Return the allocation of each task's workspace, int64 [tasks + 1]; -1 for none."""
     memory = graph.memory

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Question
+from slipstream.durations import TimingRequest
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import (
     Allocations,
@@ -83,7 +83,7 @@ class Accumulation(TechniqueSettings):
             return HIDDEN_BATCH
         return None
 
-    def required_timings(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[TimingRequest]:
         """Return the addition of a gradient, for every parameter shape."""
         return [_added(spec) for spec in Counter(updated_tensors(graph))]
 
@@ -178,8 +178,8 @@ class Accumulation(TechniqueSettings):
         """Edit a plain script to run one update per `batches` batches.
 
         Raises:
-            NotPlacedError: its loop does not have the form batch, backward, update.
-            AlreadyThereError: it already accumulates.
+            EditLocationError: its loop does not have the form batch, backward, update.
+            AlreadyAppliedError: it already accumulates.
             WorkloadError: it is not valid Python.
         """
         return accumulate(locate(Source.of(content, script), None), self.batches).content
@@ -260,6 +260,6 @@ def _memory(
     return parts[0].joined(*parts[1:])
 
 
-def _added(spec: TensorSpec) -> Question:
+def _added(spec: TensorSpec) -> TimingRequest:
     """Return the addition of a gradient with operands in cache."""
-    return Question(Call(_ADD, (spec, spec, 1), (spec,)), warm=True)
+    return TimingRequest(Call(_ADD, (spec, spec, 1), (spec,)), warm=True)

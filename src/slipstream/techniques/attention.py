@@ -17,7 +17,7 @@ import numpy as np
 
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.graph.flow import Flow, Match, flow_of
-from slipstream.graph.graph import kept
+from slipstream.graph.graph import cached_per_graph
 from slipstream.techniques.attention_storages import AttentionStorages, storages_of
 
 _FORWARD = (
@@ -285,7 +285,7 @@ class _Finder:
         return tuple(sorted(back for task in forward for back in self._flow.backward[task]))
 
 
-@kept
+@cached_per_graph
 def _learned(graph: Graph) -> set[int]:
     """Return the tasks that depend on parameters, in a step with a backward pass."""
     if not (graph.tasks.phase == StepPhase.BACKWARD).any():

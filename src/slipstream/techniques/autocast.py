@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slipstream.graph import SCALAR_TYPE, Call, Graph, StepPhase, TensorSpec, cast
 from slipstream.graph.flow import flow_of
-from slipstream.graph.graph import kept
+from slipstream.graph.graph import cached_per_graph
 from slipstream.techniques._autocast_operators import Category, category
 
 _FULL = "float32"
@@ -106,7 +106,7 @@ class AutocastPlan:
         )
 
 
-@kept
+@cached_per_graph
 def plan(graph: Graph, dtype: str, device: str = "cpu") -> AutocastPlan:
     """Return the plan of `graph` with the root module's forward under autocast to `dtype`."""
     return _Interpreter(graph, dtype, device).run()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Changed, required_timings, rescale
+from slipstream.durations import CallChanges, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import (
     UNKNOWN_SPREAD,
@@ -156,18 +156,18 @@ class BatchSize(TechniqueSettings):
         def edit(where: Places) -> Source:
             size = find_batch_size(where)
             if not self.samples.startswith("x"):
-                raise where.source.not_placed(
+                raise where.source.location_error(
                     f"the file does not define how many samples {size.value} stands for", size.node
                 )
             if "batch_size" in workload.arguments:
-                raise where.source.not_placed("the workload is called with another batch_size")
+                raise where.source.location_error("the workload is called with another batch_size")
             if flag := next((f for f in size.flags if _overridden(f, workload)), ""):
-                raise where.source.not_placed(
+                raise where.source.location_error(
                     f"{flag} on the command line overrides the default {size.value}", size.node
                 )
             target = self._of(size.value)
             if target.denominator != 1:
-                raise where.source.not_placed(
+                raise where.source.location_error(
                     f"{self.samples[1:]} times {size.value} is not an integer", size.node
                 )
             return size.set(int(target))
@@ -211,14 +211,14 @@ def _has_two_sizes(graph: Graph) -> bool:
     return all(type(size) is int and size > 0 for size in sizes) and sizes[0] != sizes[1]
 
 
-def _resized_tasks(graph: Graph, calls: Sequence[Call | None]) -> Changed:
+def _resized_tasks(graph: Graph, calls: Sequence[Call | None]) -> CallChanges:
     """Return the tasks whose call differs at the new size."""
     new = {
         number: _enlarged(call)
         for number, (recorded, call) in enumerate(zip(graph.calls, calls, strict=True))
         if call is not None and call is not recorded
     }
-    return Changed.by_call(graph, np.arange(len(graph)), new)
+    return CallChanges.by_call(graph, np.arange(len(graph)), new)
 
 
 def _enlarged(call: Call) -> Call:

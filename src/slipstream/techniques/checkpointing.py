@@ -17,7 +17,15 @@ from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Kind, StepPhase, price, price_columns
 from slipstream.source import Places, Source, checkpoint_blocks
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
 from slipstream.workload import BuiltWorkload, Workload
@@ -30,7 +38,7 @@ _SPREAD = 0.25
 
 
 @dataclass(frozen=True)
-class Checkpointing(Choosing):
+class Checkpointing(ModuleTechnique):
     """Save only the inputs of some modules, and recompute their forward in the backward pass.
 
     The default is the repeated blocks of a network: siblings of the same class with submodules,
@@ -121,7 +129,7 @@ class Checkpointing(Choosing):
 
         def edit(where: Places) -> Source:
             if self.only is not None or self.except_ is not None:
-                raise where.source.not_placed(
+                raise where.source.location_error(
                     "the source does not determine which modules the patterns select"
                 )
             return checkpoint_blocks(where)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture import covered_tasks, repeats, use_compiled
+from slipstream.capture import covered_tasks, max_repeats, use_compiled
 from slipstream.graph import Editor, Graph, Kind, Role
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
@@ -68,7 +68,7 @@ class Compile(TechniqueSettings):
         """Replace the model's tasks by the compiled regions and the overhead of their calls."""
         recorded: Any = graph.meta["regions"]
         covered = covered_tasks(graph, {(module, name) for module, name in recorded["stays"]})
-        passes = repeats(graph, covered["forward"]) // recorded["repeats"]
+        passes = max_repeats(graph, covered["forward"]) // recorded["repeats"]
         edit = Editor(graph, str(self))
         handles: dict[str, list[int]] = {}
         for phase, tasks in covered.items():

@@ -22,7 +22,15 @@ from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.graph.flow import Flow, Match, matches
 from slipstream.graph.layers import layers
 from slipstream.surgery import consecutive_pairs, difference, outputs_of, place
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -37,7 +45,7 @@ _TRAINS = "batch statistics are needed while training"
 
 
 @dataclass(frozen=True)
-class ConvBnFold(Choosing):
+class ConvBnFold(ModuleTechnique):
     """Folding of every batch norm that follows a convolution or linear layer, for inference.
 
     Attributes:
@@ -64,7 +72,7 @@ class ConvBnFold(Choosing):
             return _TRAINS
         if not any(map(_evaluates, norms)):
             return f"{_TRAINS}; for inference call model.eval()"
-        return self.why_none_of(
+        return self.no_match_reason(
             matches(graph, _foldable),
             "no batch norm is the only reader of the output of a convolution or linear layer",
         )
@@ -109,7 +117,7 @@ class ConvBnFold(Choosing):
                 where=_first_reason(model, norms),
                 remedy="a batch norm must directly follow its layer and be in eval mode",
             )
-        self.need_some([pair.second for pair in pairs])
+        self.require_match([pair.second for pair in pairs])
         pairs = [pair for pair in pairs if pair.second in self.selection]
         names = [name for pair in pairs for name in (pair.first, pair.second)]
         recorded = {name: model.get_submodule(name) for name in names}

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Question, usable_cores
+from slipstream.durations import TimingRequest, usable_cores
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import (
     PROVENANCES,
@@ -88,7 +88,7 @@ class DataLoader(TechniqueSettings):
             return "the step does not read batches from a torch DataLoader"
         return None
 
-    def required_timings(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[TimingRequest]:
         """Return the transfer of a finished batch from a worker."""
         specs = _batch(graph, _loading(graph))
         return [_take(specs)] if specs else []
@@ -250,8 +250,8 @@ def _batch(graph: Graph, loading: NDArray[np.int64]) -> tuple[TensorSpec, ...]:
     return tuple(specs.values())
 
 
-def _take(specs: tuple[TensorSpec, ...]) -> Question:
-    return Question(Call("slipstream::take_batch()", specs))
+def _take(specs: tuple[TensorSpec, ...]) -> TimingRequest:
+    return TimingRequest(Call("slipstream::take_batch()", specs))
 
 
 def _with_workers(make: Callable[..., None], workers: int) -> Callable[..., None]:

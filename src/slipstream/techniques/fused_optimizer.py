@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.errors import WorkloadError
 from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, Price, Role, StepPhase, price
 from slipstream.provenance import Provenance
-from slipstream.source import AlreadyThereError, NotPlacedError, Optimizer, Places, Source
+from slipstream.source import AlreadyAppliedError, EditLocationError, Optimizer, Places, Source
 from slipstream.technique import (
     CodeChange,
     Context,
@@ -128,23 +128,23 @@ class FusedOptimizer(TechniqueSettings):
         source, sites = where.source, self._sites(where)
         if not sites:
             first = where.optimizers[0]
-            raise source.not_placed(
+            raise source.location_error(
                 f"torch has no {self.kind} form of {first.kind or 'this optimizer'}", first.call
             )
         for site in sites:
             # The flags exclude each other; the other one is only written if it is present.
             arguments = {keyword.arg for keyword in site.call.keywords}
             flags = {k: str(v) for k, v in self._flags().items() if v or k in arguments}
-            with contextlib.suppress(AlreadyThereError):
+            with contextlib.suppress(AlreadyAppliedError):
                 source = source.set_keywords(site.call, **flags)
         if source is where.source:
-            raise source.already_there(f"{self.kind}=True is already set", sites[0].call)
+            raise source.already_applied(f"{self.kind}=True is already set", sites[0].call)
         return source
 
     def _by_hand(self, where: Places) -> str:
         """Return lines that construct the script's optimizers with the flag, or an example."""
         sites = []
-        with contextlib.suppress(NotPlacedError):
+        with contextlib.suppress(EditLocationError):
             sites = self._sites(where)
         return (
             "\n".join(
@@ -188,7 +188,7 @@ def _update(graph: Graph, flags: dict[str, bool]) -> Call:
     )
 
 
-def _foreach_bytes(update: Call, measured: Answer | None) -> int:
+def _foreach_bytes(update: Call, measured: Timing | None) -> int:
     """Return the peak temporary memory of a foreach update, measured or as torch documents it.
 
     The latter is the size of the parameters of a dtype; dtypes are updated sequentially.

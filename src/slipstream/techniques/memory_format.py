@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from slipstream.durations import Changed, required_timings, rescale
+from slipstream.durations import CallChanges, required_timings, rescale
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
-from slipstream.graph.graph import kept
-from slipstream.source import AlreadyThereError, Places, Source, value_of
+from slipstream.graph.graph import cached_per_graph
+from slipstream.source import AlreadyAppliedError, Places, Source, value_of
 from slipstream.technique import (
     CodeChange,
     Context,
@@ -121,19 +121,19 @@ def _edit(where: Places) -> Source:
     source, inputs = where.source, where.inputs
     conversion = ".to(memory_format={torch}.channels_last)"
     if _FORMAT not in source.segment(where.model.statement):
-        with contextlib.suppress(AlreadyThereError):
+        with contextlib.suppress(AlreadyAppliedError):
             source = where.after_model("{model} = {model}" + conversion)
     for node in inputs:
         value = value_of(source, node)
         if _FORMAT not in source.segment(node) + (source.segment(value) if value else ""):
             source = source.surround(node, "", conversion.replace("{torch}", where.torch))
     if source is where.source:
-        raise source.already_there("model and input are in channels_last", where.model.statement)
+        raise source.already_applied("model and input are in channels_last", where.model.statement)
     return source.with_import("torch")
 
 
-@kept
-def _plan(graph: Graph) -> tuple[Changed, Changed]:
+@cached_per_graph
+def _plan(graph: Graph) -> tuple[CallChanges, CallChanges]:
     """Return tasks with calls on channels-last images, and views that first need a copy."""
     changed: dict[int, Call] = {}
     copies: dict[int, Call] = {}
@@ -181,7 +181,7 @@ def _plan(graph: Graph) -> tuple[Changed, Changed]:
                 images.add(storage)
             elif storage not in inputs:
                 images.discard(storage)
-    return Changed.of(graph, changed), Changed.of(graph, copies)
+    return CallChanges.of(graph, changed), CallChanges.of(graph, copies)
 
 
 def _matters(spec: TensorSpec) -> bool:

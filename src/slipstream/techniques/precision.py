@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Changed, Durations, pace, required_timings, rescale
-from slipstream.graph import Call, Editor, Graph, StepPhase, distinct, price, price_columns
-from slipstream.graph.graph import kept
+from slipstream.durations import CallChanges, Durations, pace, required_timings, rescale
+from slipstream.graph import Call, Editor, Graph, StepPhase, price, price_columns, unique_in_order
+from slipstream.graph.graph import cached_per_graph
 from slipstream.source import Places, Source, refuse_inside
 from slipstream.technique import (
     CodeChange,
@@ -60,7 +60,7 @@ class Amp(TechniqueSettings):
             return "fp16 needs loss scaling and a GPU; use amp:bf16"
         if (reason := already_autocast(graph) or already_compiled(graph)) is not None:
             return reason
-        modules = distinct(graph.tasks.module, len(graph.strings))
+        modules = unique_in_order(graph.tasks.module, len(graph.strings))
         names = [graph.string(module) for module in modules.tolist()]
         if not any(name.partition(".")[0] == ROOT for name in names):
             return "the step hides its model; return (model, batch, loss, optimizer)"
@@ -137,7 +137,7 @@ class Amp(TechniqueSettings):
 
     def _edit(self, where: Places) -> Source:
         if self.dtype == "fp16":
-            raise where.source.not_placed("float16 needs loss scaling")
+            raise where.source.location_error("float16 needs loss scaling")
         dtype = f"{where.torch}.{_TORCH_DTYPE[self.dtype]}"
         # The device of a model that may be moved is read from its parameters.
         moved = _DEVICE_NAMES & (where.source.names.used | where.source.names.attributes)
@@ -147,7 +147,7 @@ class Amp(TechniqueSettings):
             for forward in where.forwards:
                 refuse_inside(where.source, forward, "autocast")
             if where.only_infers and "numpy" in where.source.names.attributes:
-                raise where.source.not_placed(
+                raise where.source.location_error(
                     f"the script converts tensors to NumPy, which has no {_TORCH_DTYPE[self.dtype]}"
                 )
             return where.wrap_forward(f"with {autocast}:")
@@ -171,9 +171,9 @@ class Amp(TechniqueSettings):
         return plan(graph, _TORCH_DTYPE[self.dtype], str(graph.meta.get("device", "cpu")))
 
 
-@kept
-def _changed(graph: Graph, casting: AutocastPlan) -> Changed:
-    return Changed.of(graph, casting.changed)
+@cached_per_graph
+def _changed(graph: Graph, casting: AutocastPlan) -> CallChanges:
+    return CallChanges.of(graph, casting.changed)
 
 
 def _insert(

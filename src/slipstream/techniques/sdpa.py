@@ -28,9 +28,9 @@ from slipstream.graph import (
     Graph,
     Price,
     calls_of,
-    distinct,
     price,
     price_columns,
+    unique_in_order,
 )
 from slipstream.graph.flow import matches
 from slipstream.source import fuse_attention
@@ -42,7 +42,15 @@ from slipstream.surgery import (
     outputs_of,
     with_attention,
 )
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.attention import attentions
 from slipstream.workload import BuiltWorkload, Workload
@@ -58,7 +66,7 @@ _REMEDY = f"write {_BY_HAND} instead of the two matmuls and the softmax"
 
 
 @dataclass(frozen=True)
-class Sdpa(Choosing):
+class Sdpa(ModuleTechnique):
     """Replacement of every unfused attention by ``scaled_dot_product_attention``.
 
     Attributes:
@@ -80,9 +88,9 @@ class Sdpa(Choosing):
             return reason
         fused = any(call.name.startswith(_FUSED) for call in graph.calls) or any(
             _SCOPE in graph.string(scope)
-            for scope in distinct(graph.tasks.scope, len(graph.strings)).tolist()
+            for scope in unique_in_order(graph.tasks.scope, len(graph.strings)).tolist()
         )
-        return self.why_none_of(matches(graph, attentions), _ALREADY if fused else _NONE)
+        return self.no_match_reason(matches(graph, attentions), _ALREADY if fused else _NONE)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Return the replaced and the fused calls, forward and backward."""
@@ -179,7 +187,7 @@ class Sdpa(Choosing):
                 "sdpa cannot be checked: the step does not call its model", remedy=_REMEDY
             )
         sites = _sites(built.model, run)
-        self.need_some([site.name for site in sites])
+        self.require_match([site.name for site in sites])
         undo = _by_library(built.model) if self.selection.everything else None
         undo = undo or _by_rewriting([site for site in sites if site.name in self.selection])
         try:

@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Durations, Question, common_spread, usable_cores
+from slipstream.durations import Durations, TimingRequest, common_spread, usable_cores
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph import UNKNOWN_SPREAD, Editor, Graph, distinct
+from slipstream.graph import UNKNOWN_SPREAD, Editor, Graph, unique_in_order
 from slipstream.provenance import Provenance
 from slipstream.technique import (
     CodeChange,
@@ -69,10 +69,10 @@ class Threads(TechniqueSettings):
         """Return the share if work is perfectly parallel; 0 for fewer threads."""
         return _now(graph) / self._threads if self._threads > _now(graph) else 0.0
 
-    def required_timings(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[TimingRequest]:
         """Return every operator at the current and the new number of threads, by wall clock."""
         return [
-            Question(graph.calls[call], threads, wall=True)
+            TimingRequest(graph.calls[call], threads, wall=True)
             for call in _calls(graph)
             for threads in (_now(graph), self._threads)
         ]
@@ -132,7 +132,9 @@ def _operators(graph: Graph) -> NDArray[np.int64]:
 
 def _calls(graph: Graph) -> list[int]:
     """Return the numbers of the operators' calls."""
-    calls: list[int] = distinct(graph.tasks.call[_operators(graph)], len(graph.calls)).tolist()
+    calls: list[int] = unique_in_order(
+        graph.tasks.call[_operators(graph)], len(graph.calls)
+    ).tolist()
     return calls
 
 
@@ -142,7 +144,7 @@ def _ratio(
     """Return the ratio of new to old duration and its relative spread; None if unknown."""
     call = graph.calls[number]
     counts = (_now(graph), threads)
-    old, new = (durations.lookup(Question(call, count, wall=True)) for count in counts)
+    old, new = (durations.lookup(TimingRequest(call, count, wall=True)) for count in counts)
     if old is None or new is None or not old.nanoseconds:
         return None
     return new.nanoseconds / old.nanoseconds, math.hypot(old.spread, new.spread)

@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream import technique
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, format_share, judge
-from slipstream.source import AlreadyThereError, NotPlacedError, Source, Written, locate
+from slipstream.source import AlreadyAppliedError, EditLocationError, Source, WriteResult, locate
 from slipstream.tables import Field, Table
 from slipstream.technique import CodeChange, Technique
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
@@ -47,7 +47,7 @@ class ApplyResult:
     not_run: str | None = None
     outputs: QualityCheck | None = None
     technique: str = ""
-    written: Written | None = None
+    written: WriteResult | None = None
 
     @property
     def diff(self) -> str:
@@ -201,9 +201,9 @@ def _edited(source: Source, function: str | None, code: Sequence[CodeChange]) ->
             return None
         try:
             source = change.edit(locate(source, function)).settled()
-        except AlreadyThereError:
+        except AlreadyAppliedError:
             continue
-        except NotPlacedError:
+        except EditLocationError:
             return None
     return source
 

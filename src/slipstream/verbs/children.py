@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import technique
-from slipstream.child import Child, Message, channel, end_descendants, leave
+from slipstream.child import Child, Message, channel, end_descendants, exit_with
 from slipstream.durations.durations import one_pool
 from slipstream.measure.facts_machine import memory_limit
 from slipstream.workload import BuiltWorkload, Workload, drive, file_backups
@@ -113,7 +113,7 @@ def run_program(
     """
     recipe = workload_of(workload)
     report_progress(f"running {recipe.name}" + " up to its second step" * (recipe.function is None))
-    return drive(recipe, program, leave, keep_in=Path(keep_in), seed=seed, repeats=repeats)
+    return drive(recipe, program, exit_with, keep_in=Path(keep_in), seed=seed, repeats=repeats)
 
 
 def workload_of(value: dict[str, Any]) -> Workload:

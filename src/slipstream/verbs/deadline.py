@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.durations import Durations, Question
+from slipstream.durations import Durations, TimingRequest
 from slipstream.durations.roofline import probes
 from slipstream.durations.work import work
 from slipstream.graph import Graph
@@ -99,7 +99,9 @@ def measure_in_time(
         after = bound.prediction.graph if isinstance(bound.prediction, Predicted) else None
         edited = _time_by_call(after) if after is not None else {}
         parts = bound.prediction.techniques if bound.missing else ()
-        questions = [Question.of(call) for part in parts for call in part.required_timings(graph)]
+        questions = [
+            TimingRequest.of(call) for part in parts for call in part.required_timings(graph)
+        ]
         # An unmeasured call may be in the edited step with a time of zero.
         weights = [
             max(recorded.get(call.call.key, 0.0), edited.get(call.call.key, 0.0)) or math.inf
@@ -114,7 +116,7 @@ def measure_in_time(
         light.append(weighed[carefully:measured])
     costs = (work(call) for call in graph.calls)
     dtypes = frozenset(cost.dtype for cost in costs if cost is not None and cost.flops)
-    first = [*map(Question.of, probes(dtypes)), *itertools.chain(*sorted(heavy, key=len))]
+    first = [*map(TimingRequest.of, probes(dtypes)), *itertools.chain(*sorted(heavy, key=len))]
     then = [*itertools.chain(*sorted(light, key=len))]
     durations.measure(first, report, until)
     durations.measure(then, report, until, roughly=True)

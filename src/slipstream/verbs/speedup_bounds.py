@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Answer, Durations, Question, Ratio
+from slipstream.durations import Durations, Ratio, Timing, TimingRequest
 from slipstream.graph import PROVENANCES, Call, Graph, replay
 from slipstream.graph.page_faults import page_fault_ns, page_fault_tasks
 from slipstream.provenance import Provenance
@@ -175,7 +175,7 @@ class _AsKnown(Durations):
         self.threads = durations.threads
         self._inner = durations
 
-    def lookup(self, call: Call | Question) -> Answer | None:
+    def lookup(self, call: Call | TimingRequest) -> Timing | None:
         return self._inner.lookup(call)
 
     def ratio(self, old: Call, new: Call) -> Ratio | None:
@@ -184,7 +184,7 @@ class _AsKnown(Durations):
 
     def measure(
         self,
-        calls: Iterable[Call | Question],
+        calls: Iterable[Call | TimingRequest],
         report: Callable[[str], None] = lambda line: None,
         until: float = math.inf,
         *,

@@ -20,7 +20,7 @@ import pytest
 from slipstream.engines.trials.ray_executor import RayExecutor
 from slipstream.errors import SlipstreamError
 from slipstream.ranks.netlab import Netlab, why_no_netlab
-from slipstream.search import Budget, Float, Reading, Space, State, Study, study
+from slipstream.search import Budget, Float, Space, State, StoredStudy, Study, study
 
 SPACE = Space({"x": Float(0.0, 1.0)})
 TRIALS = 2000
@@ -52,7 +52,7 @@ processes = psutil.Process().children(recursive=True)
 print(*(process.pid for process in processes), flush=True)
 
 def kill(study):
-    ended = sum(trial.told >= 0 for trial in study.trials)
+    ended = sum(trial.tell_event >= 0 for trial in study.trials)
     if sys.argv[3:]:
         print(ended, flush=True)
     elif ended >= 4:
@@ -89,8 +89,8 @@ def test_dead_head_ends_the_study_with_an_error(
 
 def _need_whole(path: Path) -> None:
     """Check that the file has all ended trials, and that the study continues from it."""
-    stored = Reading(path).trials
-    ended = [trial for trial in stored if trial.told >= 0]
+    stored = StoredStudy(path).trials
+    ended = [trial for trial in stored if trial.tell_event >= 0]
     assert 4 <= len(ended) < TRIALS
     assert {trial.state for trial in ended} == {State.COMPLETE}
     resumed = made(path).run(budget=Budget(trials=len(stored) + 5))

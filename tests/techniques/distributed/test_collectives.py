@@ -93,7 +93,7 @@ def test_auto_sends_small_messages_directly_and_large_ones_around_a_ring() -> No
     assert {best_algorithm(n, 1 << 12) for n in (2, 3, 4, 16)} == {"direct"}
     assert [best_algorithm(n, 1 << 12) for n in (17, 32)] == ["ring", "halving"]
     assert {best_algorithm(n, 1 << 24) for n in (3, 4, 16, 17, 32)} == {"ring"}
-    assert best_algorithm(2, 1 << 24) == best_algorithm(4, 1 << 24, whole=True) == "direct"
+    assert best_algorithm(2, 1 << 24) == best_algorithm(4, 1 << 24, half_precision=True) == "direct"
     size, length = 4, 80_000
     assert best_algorithm(size, 4 * length) == "ring"
 
@@ -113,7 +113,7 @@ def test_transfer_time_is_that_of_the_sent_bytes() -> None:
     for kind in ("reduce_scatter", "all_gather"):
         large, twice = (line_ns(cluster, kind, size, group) for size in (1 << 22, 1 << 23))
         assert twice - large == pytest.approx(0.75 * (1 << 22) / 12.5e6 * 1e9)
-        assert large == line_ns(cluster, kind, 1 << 22, group, whole=True)
+        assert large == line_ns(cluster, kind, 1 << 22, group, half_precision=True)
         assert line_ns(cluster, kind, 8.0, group) >= 100e3
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from known_durations import KnownDurations
 from slipstream.cluster import Cluster, Collective, Group
-from slipstream.durations import Answer, Question
+from slipstream.durations import Timing, TimingRequest
 from slipstream.errors import UsageError, WorkloadError
 from slipstream.graph import Call, Graph, replay
 from slipstream.provenance import Provenance
@@ -33,12 +33,12 @@ BUCKETS = "ddp:4,bucket_mb=0.004"
 class Known(KnownDurations):
     """Encoding a bucket takes 3 microseconds and decoding 2; a copy takes none."""
 
-    def lookup(self, call: Any) -> Answer | None:
-        requested = call.call if isinstance(call, Question) else call
+    def lookup(self, call: Any) -> Timing | None:
+        requested = call.call if isinstance(call, TimingRequest) else call
         duration = 0.0
         if "compression" in requested.name:
             duration = ENCODE_NS + (DECODE_NS if requested.arguments[3] == "all" else 0.0)
-        return Answer(duration, 0.0, Provenance.MICROBENCHMARK)
+        return Timing(duration, 0.0, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: Any, report: Any = None, until: Any = None) -> None:
         """There is nothing to measure."""

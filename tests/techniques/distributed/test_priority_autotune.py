@@ -144,7 +144,7 @@ def test_weights_equal_ddps_for_every_plan(
             if step % 7 == 6:
                 equal.append(all(map(torch.equal, ours.parameters(), models[1].parameters())))
         assert ours.plan is not None
-        found = tried, all(equal), ours.settled, list(ours.plan.measured_s), len(alive)
+        found = tried, all(equal), ours.is_plan_final, list(ours.plan.measured_s), len(alive)
         ours.close()
         train(models[0], own, rank, range(1))
         return found, len(alive)

@@ -328,7 +328,7 @@ def test_a_single_process_trains_unchanged() -> None:
         alone = PriorityDDP(model, own)
         plain_loop(alone, own, rank)
         plain_loop(other, theirs, rank)
-        return alone.settled and same(dict(model.state_dict()), dict(other.state_dict()))
+        return alone.is_plan_final and same(dict(model.state_dict()), dict(other.state_dict()))
 
     assert run_ranks(1, work) == [True]
 

@@ -18,7 +18,7 @@ from slipstream.errors import (
 )
 from slipstream.techniques.ensembles import (
     Ensemble,
-    Stacked,
+    StackedEnsemble,
     build,
     calibration,
     compact,
@@ -286,7 +286,7 @@ def test_stacked_members_equal_separate_ones() -> None:
     torch.manual_seed(0)
     ensemble = Ensemble([cnn().eval() for _ in range(3)]).eval()
     together = ensemble.stacked()
-    assert [type(member) for member in together.members] == [Stacked]
+    assert [type(member) for member in together.members] == [StackedEnsemble]
     x = torch.randn(7, 2, 8, 8)
     torch.testing.assert_close(
         together.probabilities(x), ensemble.probabilities(x), rtol=1e-5, atol=1e-5
@@ -313,8 +313,12 @@ def test_stacked_members_equal_separate_ones() -> None:
             InvalidArgumentError,
             "with more than",
         ),
-        (lambda: Stacked([mlp(), nn.Sequential(nn.Linear(6, 3))]), InvalidArgumentError, "shapes"),
-        (lambda: Stacked([nn.GRU(2, 2)] * 2), WorkloadError, "GRU"),
+        (
+            lambda: StackedEnsemble([mlp(), nn.Sequential(nn.Linear(6, 3))]),
+            InvalidArgumentError,
+            "shapes",
+        ),
+        (lambda: StackedEnsemble([nn.GRU(2, 2)] * 2), WorkloadError, "GRU"),
         (
             lambda: compact(nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1)), [torch.zeros(1, 2)]),
             WorkloadError,

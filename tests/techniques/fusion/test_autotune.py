@@ -68,7 +68,7 @@ def test_kernels_that_make_the_step_faster_stay() -> None:
 @pytest.fixture
 def _slow_within(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are as fast as they are, and the pass around them loses more than they win."""
-    plain = autotune.rewritten
+    plain = autotune.replace_regions
 
     def with_a_delay(*given: Any) -> GraphModule:
         module = plain(*given)
@@ -78,7 +78,7 @@ def _slow_within(monkeypatch: pytest.MonkeyPatch) -> None:
         module.recompile()
         return module
 
-    monkeypatch.setattr(autotune, "rewritten", with_a_delay)
+    monkeypatch.setattr(autotune, "replace_regions", with_a_delay)
 
 
 def _delay() -> None:

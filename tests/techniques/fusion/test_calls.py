@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
-from slipstream.surgery.fx import lean
+from slipstream.surgery.fx import simplify
 from slipstream.techniques.fusion.backend import FusionBackend
 
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ CHAINS = {
 def test_fewer_calls_make_the_same(chain: str) -> None:
     steps, left = CHAINS[chain]
     module = _traced(*steps)
-    leaner = lean(module)
+    leaner = simplify(module)
     x = torch.randn(4, 6)
     (ours,), (theirs,) = leaner(x), module(x)
     assert torch.equal(ours, theirs)
@@ -65,7 +65,7 @@ def test_what_nobody_reads_is_called() -> None:
     first = next(node for node in module.graph.nodes if node.op == "call_function")
     with module.graph.inserting_before(first):
         module.graph.call_function(_noted)
-    lean(module)(torch.ones(2))
+    simplify(module)(torch.ones(2))
     assert _seen == [1]
 
 

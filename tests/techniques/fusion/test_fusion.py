@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from known_durations import KnownDurations, timed_by_bytes
 from slipstream.capture import put_compiled
 from slipstream.codegen import why_no_compiler
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.graph import Call, Graph, StepPhase
 from slipstream.provenance import Provenance
 from slipstream.surgery.fx import stack_parts
@@ -49,10 +49,10 @@ class Kernels(KnownDurations):
             for region in recorded_regions(graph)
         }
 
-    def lookup(self, call: Call) -> Answer | None:
+    def lookup(self, call: Call) -> Timing | None:
         """Of kernels alone."""
         taken = self._known.get(getattr(call, "key", ""))
-        return None if taken is None else Answer(taken, 0.0, Provenance.MICROBENCHMARK)
+        return None if taken is None else Timing(taken, 0.0, Provenance.MICROBENCHMARK)
 
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))

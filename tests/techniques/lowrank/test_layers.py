@@ -25,7 +25,7 @@ from slipstream.techniques.lowrank import (
     merge,
     plan,
     switch,
-    truncated,
+    truncate,
 )
 from slipstream.techniques.lowrank.factors import stable_rank
 from slipstream_bench.systems.lowrank.models import PUBLISHED, ResNet18, resnet18_ranks, trained
@@ -114,7 +114,7 @@ def test_the_error_is_that_of_the_dropped_singular_values(randomised: bool) -> N
     torch.manual_seed(0)
     weight = torch.randn(60, 90, dtype=torch.float64) * torch.logspace(0, -2, 90)
     values = torch.linalg.svdvals(weight).square()
-    found = truncated(weight, 20, Start(randomised=randomised))
+    found = truncate(weight, 20, Start(randomised=randomised))
     lost = float((weight - found.b @ found.a).square().sum() / values.sum())
     assert found.lost == pytest.approx(lost, abs=1e-9)
     least = float(values[20:].sum() / values.sum())
@@ -124,7 +124,7 @@ def test_the_error_is_that_of_the_dropped_singular_values(randomised: bool) -> N
 def test_sampled_weights_keep_half_of_the_dropped_norm_on_request() -> None:
     torch.manual_seed(0)
     weight = torch.randn(60, 90, dtype=torch.float64)
-    near, rescaled = (truncated(weight, 5, Start(keep_norm=keep)) for keep in (False, True))
+    near, rescaled = (truncate(weight, 5, Start(keep_norm=keep)) for keep in (False, True))
     norms = [float(matrix.norm()) for matrix in (near.b @ near.a, weight, rescaled.b @ rescaled.a)]
     assert norms[2] == pytest.approx((norms[0] * norms[1]) ** 0.5)
 
@@ -246,13 +246,13 @@ def test_ranks_start_full_and_settle_once_weights_converge() -> None:
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
     monitor = RankMonitor(model, window=3)
-    assert monitor.look() == {"0": 32, "2": 32}
+    assert monitor.measure() == {"0": 32, "2": 32}
     with torch.no_grad():
         model[0].weight += 4 * torch.outer(torch.randn(32), torch.randn(32))
     for _ in range(8):
-        assert not monitor.settled or len(monitor.history["0"]) > 4
-        monitor.look()
-    assert monitor.settled
+        assert not monitor.has_converged or len(monitor.history["0"]) > 4
+        monitor.measure()
+    assert monitor.has_converged
     assert monitor.ranks["0"] < 8 < monitor.ranks["2"]
 
 

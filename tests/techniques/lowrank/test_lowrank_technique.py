@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from slipstream.durations import Answer, Durations
+from slipstream.durations import Durations, Timing
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Role
 from slipstream.graph.flow import matches
@@ -118,7 +118,7 @@ def test_every_lookup_was_requested(make: Any) -> None:
     looked_up: set[str] = set()
 
     class Spy(BytesMoved):
-        def lookup(self, call: Call) -> Answer | None:
+        def lookup(self, call: Call) -> Timing | None:
             looked_up.add(call.key)
             return super().lookup(call)
 

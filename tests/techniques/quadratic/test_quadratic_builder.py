@@ -12,7 +12,13 @@ from torch.nn.functional import cross_entropy
 
 import slipstream as ss
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.quadratic import Linear, Shortened, convert, sensitivities, shorten
+from slipstream.techniques.quadratic import (
+    Linear,
+    ShorteningResult,
+    convert,
+    sensitivities,
+    shorten,
+)
 
 
 def network(*, branch_norm: bool = False) -> nn.Sequential:
@@ -175,7 +181,7 @@ def test_it_finds_the_layer_that_the_task_does_not_need() -> None:
     model[1].requires_grad_(False)
     train(model)
     result = ss.quadratic.shorten(model, train, score, x, budget=0.25)
-    assert isinstance(result, Shortened)
+    assert isinstance(result, ShorteningResult)
     assert result.removed == ("1",)
     assert result.after > -1e-3
 

@@ -19,7 +19,7 @@ from slipstream.errors import (
     UnknownNameError,
 )
 from slipstream.surgery import saved_bytes
-from slipstream.techniques.quadratic import NEURONS, Conv2d, Fused, Linear, convert, fuse
+from slipstream.techniques.quadratic import NEURONS, Conv2d, FusedQuadratic, Linear, convert, fuse
 
 SHAPES: list[dict[str, Any]] = [
     {}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2, "padding": 1},
@@ -212,7 +212,7 @@ def test_fusing_for_inference_preserves_outputs(neuron: str, branch_norm: bool) 
 
 def test_a_layer_that_cannot_be_fused_reports_it() -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be computed as one matmul"):
-        Fused(Linear(3, 2, neuron="t2&4"))
+        FusedQuadratic(Linear(3, 2, neuron="t2&4"))
     with pytest.raises(InvalidArgumentError, match="a single layer"):
         fuse(Linear(3, 2))
 
@@ -263,7 +263,7 @@ def test_accepts_unbatched_images_and_rows_of_any_shape(memory: Any) -> None:
     conv: Any = Conv2d(4, 6, 3, memory=memory)
     x = torch.randn(2, 4, 7, 8)
     torch.testing.assert_close(conv(x[0]), conv(x)[0])
-    torch.testing.assert_close(Fused(conv)(x[0]), Fused(conv)(x)[0])
+    torch.testing.assert_close(FusedQuadratic(conv)(x[0]), FusedQuadratic(conv)(x)[0])
     linear: Any = Linear(4, 6, memory=memory, branch_norm=True)
     rows = torch.randn(2, 5, 4)
     torch.testing.assert_close(linear(rows), linear(rows.flatten(0, 1)).view(2, 5, 6))

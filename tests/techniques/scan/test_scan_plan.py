@@ -36,7 +36,7 @@ def clock_of(require: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clo
 
     def make(**costs: tuple[float, float]) -> Clock:
         clock = Clock(costs)
-        monkeypatch.setattr(plan, "timed", clock.timed)
+        monkeypatch.setattr(plan, "time_function", clock.timed)
         return clock
 
     return make

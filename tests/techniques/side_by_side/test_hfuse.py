@@ -15,7 +15,7 @@ from slipstream.codegen import why_no_compiler
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.techniques.side_by_side.cuda import (
     KernelSourceError,
-    compiled,
+    compile_fused,
     emulate,
     fuse,
     parse_launch,
@@ -238,7 +238,7 @@ def test_the_bound_on_registers() -> None:
 @pytest.mark.skipif(why_no_nvcc() is not None, reason=str(why_no_nvcc()))
 def test_nvcc_finds_a_barrier_for_each_kernel() -> None:
     made = fuse([launch("block_sums"), launch("scan", 1)])
-    found = compiled(made, "sm_90")
+    found = compile_fused(made, "sm_90")
     assert found.barrier_trouble(made) == ""
     assert set(found.free.barriers) == {(1, 128), (2, 256)}
     assert found.free.registers <= max(kernel.registers for kernel in found.alone) + 8

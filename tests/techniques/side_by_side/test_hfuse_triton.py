@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import SlipstreamError, UsageError
-from slipstream.techniques.side_by_side.cuda import Compiled
+from slipstream.techniques.side_by_side.cuda import CompiledKernel
 from slipstream.techniques.side_by_side.hfuse import (
     EmulatorError,
     KernelSourceError,
@@ -24,7 +24,7 @@ from slipstream.techniques.side_by_side.hfuse import (
 from slipstream.techniques.side_by_side.triton import (
     ProgramResources,
     arguments_of,
-    compiled,
+    compile_fused,
     emulate,
     fuse,
 )
@@ -68,7 +68,7 @@ def test_all_pairs_leave_the_bytes_of_their_kernels(tmp_path: Path, require: Req
 @pytest.mark.usefixtures("need_triton")
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(PROGRAMS, 2)))
 def test_every_pair_compiles_to_one_machine_code(first: str, second: str) -> None:
-    needs = compiled(fuse([programs(first), programs(second, 1)]), "sm_90")
+    needs = compile_fused(fuse([programs(first), programs(second, 1)]), "sm_90")
     most = max(kernel.registers for kernel in needs.alone)
     for variant in (needs.evenly, needs.in_order):
         # With up to 32 registers a multiprocessor has all its threads.
@@ -81,7 +81,7 @@ def test_kernels_that_compete_for_registers_are_reported_as_better_apart(tmp_pat
     fused = fuse([good(tmp_path), good(tmp_path)])
 
     def summary(*registers: int) -> str:
-        *alone, both = (Compiled(count, 0, 0, ()) for count in registers)
+        *alone, both = (CompiledKernel(count, 0, 0, ()) for count in registers)
         return ProgramResources("sm_90", tuple(alone), both, both, 0).summary(fused)
 
     # 2,048 threads of a multiprocessor have 32 registers each.

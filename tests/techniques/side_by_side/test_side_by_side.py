@@ -15,12 +15,12 @@ from torch.nn.functional import mse_loss
 
 from known_durations import KnownDurations
 from slipstream.codegen import why_no_compiler
-from slipstream.durations import Answer
+from slipstream.durations import Timing
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.graph import Call, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, combine, parse
-from slipstream.techniques.side_by_side.nn import InterleavedLinear, UpdateQueue, put_beside
+from slipstream.techniques.side_by_side.nn import InterleavedLinear, UpdateQueue, interleave_updates
 from slipstream.techniques.side_by_side.technique import SideBySide
 from slipstream.techniques.side_by_side.timing import pair_call, timer
 from slipstream.verbs.profiling import profile
@@ -43,11 +43,11 @@ class Told(KnownDurations):
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def lookup(self, call: Call) -> Answer | None:
+    def lookup(self, call: Call) -> Timing | None:
         """Return the duration of a pair."""
         if call.name != "slipstream::side_by_side":
             return None
-        return Answer(
+        return Timing(
             1e6 * (self._share if call.arguments[-1] else 1), 0, Provenance.MICROBENCHMARK
         )
 
@@ -70,7 +70,7 @@ def step(made: Made) -> float:
 
 
 def paired(made: Made) -> UpdateQueue:
-    return put_beside([layer for layer in made[0] if isinstance(layer, nn.Linear)], made[3])
+    return interleave_updates([layer for layer in made[0] if isinstance(layer, nn.Linear)], made[3])
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def test_a_second_backward_pass_before_the_step_is_an_error() -> None:
 
 def test_a_pair_without_a_gain_is_left_to_torch() -> None:
     made, plain = net(OPTIMIZERS["adamw"]), net(OPTIMIZERS["adamw"])
-    pair = put_beside(
+    pair = interleave_updates(
         [layer for layer in made[0] if isinstance(layer, nn.Linear)], made[3], lambda *_: False
     )
     for _ in range(2):

@@ -19,7 +19,7 @@ from slipstream.cluster import Cluster, ClusterError, LinkKind, star
 from slipstream.cluster.fitting import fit
 from slipstream.cluster.quantity import NOT_GIVEN
 from slipstream.cluster.samples import COMPUTING, Operation
-from slipstream.durations import Answer, Durations, Question
+from slipstream.durations import Durations, Timing, TimingRequest
 from slipstream.graph import Call, Editor, Exchange, Graph, StepPhase, replace_tasks
 from slipstream.ranks import why_no_netlab
 from slipstream.ranks.calibration import computing_operations, cores, fitted_cluster, samples_of
@@ -428,10 +428,10 @@ class _Slower:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._here, name)
 
-    def lookup(self, call: Call | Question) -> Answer | None:
+    def lookup(self, call: Call | TimingRequest) -> Timing | None:
         """Return the duration on this machine plus the sleep."""
         answer = self._here.lookup(call)
-        inner = call.call if isinstance(call, Question) else call
+        inner = call.call if isinstance(call, TimingRequest) else call
         if answer is None or not inner.name.startswith(OP.partition("(")[0]):
             return answer
         numbers = sum(int(np.prod(shape)) for shape in inner.arguments[1])

@@ -24,7 +24,7 @@ from slipstream.codegen import why_no_compiler
 from slipstream.technique import parse
 from slipstream.techniques.side_by_side import triton
 from slipstream.techniques.side_by_side.cuda import (
-    compiled,
+    compile_fused,
     emulate,
     fuse,
     parse_launch,
@@ -139,7 +139,7 @@ def _programs_compile(options: BenchOptions, chosen: list[tuple[str, str]]) -> I
     wrong, more, registers = [], [], []
     for number, (first, second) in enumerate(chosen, 1):
         options.progress(f"Triton's compiler: pair {number} of {len(chosen)}")
-        code = triton.compiled(triton.fuse([programs(first), programs(second, 1)]), "sm_90")
+        code = triton.compile_fused(triton.fuse([programs(first), programs(second, 1)]), "sm_90")
         most = max(kernel.registers for kernel in code.alone)
         more.append(code.evenly.registers - most)
         registers.append([*(kernel.registers for kernel in code.alone), code.evenly.registers])
@@ -194,7 +194,7 @@ def _compiles(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[
         options.progress(f"nvcc: pair {number} of {len(chosen)}")
         fused = fuse([launch(first), launch(second, 1)])
         for arch in _ARCHES if options.full else _ARCHES[1:]:
-            code = compiled(fused, arch)
+            code = compile_fused(fused, arch)
             most = max(kernel.registers for kernel in code.alone) + 8
             trouble = code.barrier_trouble(fused)
             if code.free.registers > most:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slipstream.measure.arms import timed
+from slipstream.measure.arms import time_function
 from slipstream.measure.memory import memory_phase
 
 _calls = 0
@@ -28,8 +28,8 @@ def sample(fault: str = "", at: int = 0) -> dict[str, float]:
             os._exit(3)
         while fault == "hangs":
             time.sleep(0.01)
-        return {**timed(_short), "another": 1.0}
-    return timed(_short)
+        return {**time_function(_short), "another": 1.0}
+    return time_function(_short)
 
 
 def draw_luck(spread: float) -> None:
@@ -40,7 +40,7 @@ def draw_luck(spread: float) -> None:
 
 def lucky_sample() -> dict[str, float]:
     """Take a step with the amount of work that this process has drawn."""
-    return timed(lambda: sum(range(_rounds)))
+    return time_function(lambda: sum(range(_rounds)))
 
 
 def _short() -> None:

@@ -19,8 +19,8 @@ from slipstream.ship.firmware import (
     Target,
     emit,
     export_firmware,
-    other_outputs,
     random_inputs,
+    reference_outputs,
     run_emulated,
     targets,
 )
@@ -136,5 +136,5 @@ def emulated_bars(
 def _expected(name: str, model: bytes, sets: int) -> bytes:
     """Return the concatenated outputs of tflite-micro on random inputs."""
     interface = export_firmware(model, name=name).interface
-    outputs = other_outputs(model, interface, random_inputs(interface, sets))
+    outputs = reference_outputs(model, interface, random_inputs(interface, sets))
     return b"".join(output.tobytes() for each in outputs for output in each)

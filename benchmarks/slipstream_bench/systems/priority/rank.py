@@ -55,7 +55,7 @@ def _steps_of(how: str, model: nn.Module, x: torch.Tensor, count: int) -> dict[s
             times.append(time.perf_counter() - began)
         return times
 
-    while isinstance(wrapped_model, PriorityDDP) and not wrapped_model.settled:
+    while isinstance(wrapped_model, PriorityDDP) and not wrapped_model.is_plan_final:
         train(1)
     # DDP rebuilds its buckets in the second step.
     train(_WARM)
@@ -190,7 +190,7 @@ def turns(workload: str, methods: Sequence[str], count: int, turns: int) -> dict
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         runs.append((wrapped(model, optimizer, how), optimizer))
     for run in runs:
-        while isinstance(run[0], PriorityDDP) and not run[0].settled:
+        while isinstance(run[0], PriorityDDP) and not run[0].is_plan_final:
             _step(*run, x)
     times_s: list[list[float]] = []
     for turn in range(turns + 1):
@@ -222,8 +222,8 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -
 def _learned(model: PriorityDDP) -> dict[str, Any]:
     """Return what was predicted, tried and chosen."""
     assert model.plan is not None
-    assert model.learned is not None
-    step, link = model.learned
+    assert model.costs is not None
+    step, link = model.costs
     return {
         "chosen": model.plan.name,
         "predicted": model.plan.predicted_s,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slipstream.child import leave
+from slipstream.child import exit_with
 from slipstream.errors import CommunicationError
 from slipstream.ranks.operations import raise_priority
 from slipstream.techniques.distributed.priority.simulate import ORDERS
@@ -36,7 +36,7 @@ def run(count: int, seed: int) -> list[dict[str, Any]]:
     raise_priority()
     found = [_trial(1000 * seed + n, n == count - 1) for n in range(count)]
     # A rank that is to exit does so now: the others see its connections close.
-    leave(found)
+    exit_with(found)
 
 
 def _trial(seed: int, last: bool) -> dict[str, Any]:

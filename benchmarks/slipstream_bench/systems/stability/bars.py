@@ -394,7 +394,7 @@ def _hardened_for_int8(options: BenchOptions) -> Iterator[Bar]:
     half = len(order) // 2
     trained, judged = samples[order[:half]], samples[order[half:]]
     changed, right = {}, {}
-    for name, twins in (("control", None), ("hardened", stability.Same())):
+    for name, twins in (("control", None), ("hardened", stability.IdenticalTwins())):
         recipe = stability.Recipe(
             epochs=2, batch=16, learning_rate=1e-4, int8=twins is not None, seed=0
         )

@@ -177,7 +177,7 @@ def namer(graph: Graph, group: str) -> Callable[[int], str]:
 _PHASES = ("other", "forward", "backward", "optimizer")
 
 
-def lanes(timeline: Timeline) -> list[Lane]:
+def lane_utilisation(timeline: Timeline) -> list[Lane]:
     """Return the utilisation of each lane, in the graph's order."""
     graph, step = timeline.graph, timeline.step_ns
     tasks, count = graph.tasks, len(graph.lanes)

@@ -37,7 +37,7 @@ _MIN_COMMON = 0.5
 
 
 @dataclass(frozen=True)
-class Row:
+class DiffRow:
     """One operator, module or source line, before and after.
 
     Attributes:
@@ -87,7 +87,7 @@ class Difference:
 
     before_ns: float
     after_ns: float
-    rows: dict[str, tuple[Row, ...]]
+    rows: dict[str, tuple[DiffRow, ...]]
     gaps_before_ns: dict[Dependency, float]
     gaps_after_ns: dict[Dependency, float]
     faults_before_ns: float = 0.0
@@ -131,11 +131,11 @@ class Difference:
             return "slower"
         return "faster" if high < 0 else "within noise"
 
-    def added(self) -> tuple[Row, ...]:
+    def added(self) -> tuple[DiffRow, ...]:
         """Return operators that only the second graph has."""
         return tuple(row for row in self.rows["operator"] if row.status == "added")
 
-    def removed(self) -> tuple[Row, ...]:
+    def removed(self) -> tuple[DiffRow, ...]:
         """Return operators that only the first graph has."""
         return tuple(row for row in self.rows["operator"] if row.status == "removed")
 
@@ -234,12 +234,12 @@ def _unlike(before: Graph, after: Graph) -> str:
 
 def _row(
     name: str, on_path: list[Contribution | None], work: list[tuple[float, int] | None]
-) -> Row:
+) -> DiffRow:
     (busy_a, waited_a), (busy_b, waited_b) = (
         (c.busy_ns, c.waited_ns) if c else (0.0, 0.0) for c in on_path
     )
     (work_a, tasks_a), (work_b, tasks_b) = (totals or (0.0, 0) for totals in work)
-    return Row(name, busy_a, busy_b, waited_a, waited_b, work_a, work_b, tasks_a, tasks_b)
+    return DiffRow(name, busy_a, busy_b, waited_a, waited_b, work_a, work_b, tasks_a, tasks_b)
 
 
 def _work(graph: Graph, group: str) -> dict[str, tuple[float, int]]:

@@ -272,12 +272,12 @@ class Memo:
 
     Args:
         raws: the inputs.
-        most_bytes: maximum size of cached values; the least recently used are evicted first.
+        max_bytes: maximum size of cached values; the least recently used are evicted first.
     """
 
-    def __init__(self, raws: Sequence[Any], most_bytes: int = 256 << 20) -> None:
+    def __init__(self, raws: Sequence[Any], max_bytes: int = 256 << 20) -> None:
         self.raws = raws
-        self._max_bytes, self._bytes = most_bytes, 0
+        self._max_bytes, self._bytes = max_bytes, 0
         self._cache: OrderedDict[tuple[int, tuple[Stage, ...]], Any] = OrderedDict()
 
     def __call__(self, pipeline: Pipeline, index: int) -> Any:

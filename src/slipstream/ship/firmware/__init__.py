@@ -6,7 +6,7 @@
 
 A network (`read_network`) is lowered to steps, each a kernel call with its constants (`lower`);
 one arena is planned for their outputs (`plan_arena`). Back ends emit the steps as C calls (`emit`),
-or as a plan in the model's metadata that an interpreter reads (`planned_model`,
+or as a plan in the model's metadata that an interpreter reads (`model_with_plan`,
 `emit_interpreter`).
 """
 
@@ -16,8 +16,8 @@ from slipstream.ship.firmware.emit_c import emit
 from slipstream.ship.firmware.emit_interpreter import emit_interpreter
 from slipstream.ship.firmware.firmware import (
     BACKENDS,
-    Exported,
     Firmware,
+    FirmwareFolder,
     export_firmware,
     read_firmware,
 )
@@ -25,16 +25,16 @@ from slipstream.ship.firmware.forecast import Forecast, forecast
 from slipstream.ship.firmware.interface import Interface, Port
 from slipstream.ship.firmware.lowering import lower
 from slipstream.ship.firmware.network import Network, Operator, Quantization, Tensor
-from slipstream.ship.firmware.plan import planned_model
+from slipstream.ship.firmware.plan import model_with_plan
 from slipstream.ship.firmware.planner import Buffer, MemoryPlan, greedy_plan, plan_memory
 from slipstream.ship.firmware.program import KernelCall, Program
 from slipstream.ship.firmware.targets import Target, target, targets
 from slipstream.ship.firmware.tflite import parse_network, read_network
 from slipstream.ship.firmware.verify import (
     Place,
-    Verified,
-    other_outputs,
+    VerificationResult,
     random_inputs,
+    reference_outputs,
     verify_firmware,
 )
 
@@ -42,8 +42,8 @@ __all__ = [
     "BACKENDS",
     "Arena",
     "Buffer",
-    "Exported",
     "Firmware",
+    "FirmwareFolder",
     "FirmwareRun",
     "Forecast",
     "ImageSize",
@@ -59,21 +59,21 @@ __all__ = [
     "Region",
     "Target",
     "Tensor",
-    "Verified",
+    "VerificationResult",
     "emit",
     "emit_interpreter",
     "export_firmware",
     "forecast",
     "greedy_plan",
     "lower",
-    "other_outputs",
+    "model_with_plan",
     "parse_network",
     "plan_arena",
     "plan_memory",
-    "planned_model",
     "random_inputs",
     "read_firmware",
     "read_network",
+    "reference_outputs",
     "run_emulated",
     "run_here",
     "target",

@@ -22,7 +22,7 @@ from slipstream.ship.firmware.emit_interpreter import emit_interpreter
 from slipstream.ship.firmware.interface import Interface, interface_of
 from slipstream.ship.firmware.lowering import lower
 from slipstream.ship.firmware.network import Network
-from slipstream.ship.firmware.plan import missing_tables, planned_model
+from slipstream.ship.firmware.plan import missing_tables, model_with_plan
 from slipstream.ship.firmware.planner import Buffer, greedy_plan
 from slipstream.ship.firmware.program import Program
 from slipstream.ship.firmware.targets import Target, target
@@ -214,7 +214,7 @@ def export_firmware(
     program = lower(network, packed=packed, vectors=chosen.vectors)
     arena = plan_arena(program, overlap=overlap)
     if backend == "interpreter":
-        data = planned_model(program, arena, vectors=chosen.vectors)
+        data = model_with_plan(program, arena, vectors=chosen.vectors)
     firmware = Firmware(data, program, arena, chosen, backend)
     _check_fit(firmware, ram_bytes, flash_bytes)
     return firmware
@@ -291,7 +291,7 @@ def _check_fit(firmware: Firmware, ram_bytes: int | None, flash_bytes: int | Non
 
 
 @dataclass(frozen=True)
-class Exported:
+class FirmwareFolder:
     """A folder that `Firmware.write` made, with its current contents.
 
     Attributes:
@@ -304,7 +304,7 @@ class Exported:
     sources: Mapping[str, str] = field(repr=False)
 
 
-def read_firmware(folder: Path) -> Exported:
+def read_firmware(folder: Path) -> FirmwareFolder:
     """Read a folder of firmware.
 
     Raises:
@@ -321,7 +321,7 @@ def read_firmware(folder: Path) -> Exported:
         model = (folder / _MODEL).read_bytes()
     except (OSError, ValueError) as error:
         raise _incomplete(folder, error) from error
-    return Exported(model, described.interface, target(described.target), sources)
+    return FirmwareFolder(model, described.interface, target(described.target), sources)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def struct_bytes(kind: str) -> int:
     return 4 * tables.get(kind, 0) + struct.calcsize("<" + _FORMATS[kind])
 
 
-def planned_model(program: Program, arena: Arena, *, vectors: bool) -> bytes:
+def model_with_plan(program: Program, arena: Arena, *, vectors: bool) -> bytes:
     """Return the model as a ``.tflite`` file whose metadata holds the plan of its program.
 
     Args:

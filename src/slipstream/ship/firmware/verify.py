@@ -13,7 +13,7 @@ import numpy as np
 from slipstream.errors import MissingExtraError, UnknownNameError
 from slipstream.runtimes.taps import LiteRTTap
 from slipstream.ship.firmware.build import FirmwareRun, ImageSize, run_emulated, run_here
-from slipstream.ship.firmware.firmware import Exported
+from slipstream.ship.firmware.firmware import FirmwareFolder
 from slipstream.ship.firmware.interface import Interface
 from slipstream.ship.firmware.network import Array
 from slipstream.tables import Field, Table
@@ -58,7 +58,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationResult:
     """Result of `verify_firmware`."""
 
     model: str
@@ -106,10 +106,10 @@ class Verified:
 
 
 def verify_firmware(
-    exported: Exported, *, against: str = "tflite-micro", sets: int = 20, seed: int = 0,
+    exported: FirmwareFolder, *, against: str = "tflite-micro", sets: int = 20, seed: int = 0,
     inputs: Sets | None = None, emulate: bool | None = None,
     report: Callable[[str], None] = lambda line: None,
-) -> Verified:  # fmt: skip
+) -> VerificationResult:  # fmt: skip
     """Compile firmware, run it on inputs (random by default), and compare every output byte.
 
     Args:
@@ -126,7 +126,7 @@ def verify_firmware(
     interface = exported.interface
     inputs = random_inputs(interface, sets, seed) if inputs is None else inputs
     report(f"running {against}")
-    expected = other_outputs(exported.model, interface, inputs, against)
+    expected = reference_outputs(exported.model, interface, inputs, against)
     places = []
     with tempfile.TemporaryDirectory() as folder:
         report("running on this machine")
@@ -138,10 +138,10 @@ def verify_firmware(
                 exported.sources, interface, inputs, Path(folder), exported.target
             )
             places.append(_compare(exported.target.name, interface, expected, emulated))
-    return Verified(interface.name, against, len(inputs), tuple(places))
+    return VerificationResult(interface.name, against, len(inputs), tuple(places))
 
 
-def other_outputs(
+def reference_outputs(
     model: bytes, interface: Interface, inputs: Sets, against: str = "tflite-micro"
 ) -> Sets:
     """Return outputs of another runtime for sets of inputs: an int8 array per output of the model.

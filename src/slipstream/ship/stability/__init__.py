@@ -23,22 +23,28 @@ from slipstream.runtimes.paths import DeviceMatrix, DevicePath
 if TYPE_CHECKING:
     from slipstream.ship.stability.explaining import Attribution, Cause, explain
     from slipstream.ship.stability.forecasting import Forecast, predict
-    from slipstream.ship.stability.hardening import Hardened, harden
+    from slipstream.ship.stability.hardening import HardeningResult, harden
     from slipstream.ship.stability.measuring import Stability, measure
     from slipstream.ship.stability.scenes import Scenes, open_scenes, pipeline_for
     from slipstream.ship.stability.sheet import contact_sheet
     from slipstream.ship.stability.training import Recipe, TrainingFailedError, fine_tune
-    from slipstream.ship.stability.twins import Distortion, Gaussian, Same, Twins, TwoImages
+    from slipstream.ship.stability.twins import (
+        Distortion,
+        Gaussian,
+        IdenticalTwins,
+        Twins,
+        TwoImages,
+    )
 
 _MODULES = {
     "explaining": ("Attribution", "Cause", "explain"),
     "forecasting": ("Forecast", "predict"),
-    "hardening": ("Hardened", "harden"),
+    "hardening": ("HardeningResult", "harden"),
     "measuring": ("Stability", "measure"),
     "scenes": ("Scenes", "open_scenes", "pipeline_for"),
     "sheet": ("contact_sheet",),
     "training": ("Recipe", "TrainingFailedError", "fine_tune"),
-    "twins": ("Distortion", "Gaussian", "Same", "Twins", "TwoImages"),
+    "twins": ("Distortion", "Gaussian", "IdenticalTwins", "Twins", "TwoImages"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -50,9 +56,9 @@ __all__ = [
     "Distortion",
     "Forecast",
     "Gaussian",
-    "Hardened",
+    "HardeningResult",
+    "IdenticalTwins",
     "Recipe",
-    "Same",
     "Scenes",
     "Stability",
     "TrainingFailedError",

@@ -26,9 +26,9 @@ from slipstream.ship.stability.measuring import Scenes, Stability, format_interv
 from slipstream.ship.stability.training import Recipe, fine_tune
 from slipstream.ship.stability.twins import (
     Distortion,
+    IdenticalTwins,
     Pixels,
     Repeated,
-    Same,
     Twins,
     samples_of,
     twins_named,
@@ -44,7 +44,7 @@ INT8 = "int8"
 
 
 @dataclass(frozen=True)
-class Hardened:
+class HardeningResult:
     """A hardened model, its control, and the stability of both on held-out paths.
 
     Attributes:
@@ -149,7 +149,7 @@ def harden(
     recipe: Recipe | None = None,
     augmented: bool = False,
     report: Callable[[str], None] = lambda line: None,
-) -> Hardened:
+) -> HardeningResult:
     """Fine-tune a copy of `model` to answer alike for scenes and twins, and a control copy without.
 
     Args:
@@ -168,7 +168,7 @@ def harden(
     """
     recipe = recipe or Recipe()
     twins = twins_named(twins) if isinstance(twins, str) else twins
-    if isinstance(twins, Same) and not recipe.int8:
+    if isinstance(twins, IdenticalTwins) and not recipe.int8:
         raise InvalidArgumentError(
             "twins", "scenes are their own twins, so the stability term is always 0",
             remedy="add --int8, or pass distortion",
@@ -197,7 +197,7 @@ def harden(
             name + INT8: runtime_of(module, name, samples) for name, module in trained.items()
         }
     stabilities = _side_by_side(list(trained), models, judged, held_out, report)
-    return Hardened(
+    return HardeningResult(
         trained["hardened"], trained["control"], stabilities["original"], stabilities["control"],
         stabilities["hardened"], recipe, twins.name, stabilities.get("augmented"),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from slipstream.runtimes.paths import DeviceMatrix, DevicePath
 from slipstream.runtimes.python import TorchRuntime
 from slipstream.ship.stability.hardening import INT8
 from slipstream.ship.stability.scenes import SPLIT, Scenes, open_scenes, pipeline_for
-from slipstream.ship.stability.twins import Same
+from slipstream.ship.stability.twins import IdenticalTwins
 
 _DEFAULT = "default"
 # Without a test split, one in this many scenes is held back to judge on.
@@ -172,7 +172,7 @@ def hardening(
         images, labels = images[~held_back], labels[~held_back]
     if paths is not None:
         matrix = DeviceMatrix.read(paths, pipeline)
-    elif twins == Same.name:
+    elif twins == IdenticalTwins.name:
         matrix = DeviceMatrix.of(pipeline, {"float": "reference"})
     else:
         matrix = DeviceMatrix.held_out(pipeline)

@@ -43,7 +43,7 @@ class Twins(ABC):
 
 
 @dataclass(frozen=True)
-class Same(Twins):
+class IdenticalTwins(Twins):
     """The scenes themselves, for a fine-tune whose second branch is an int8 copy of the model."""
 
     name: ClassVar[str] = "same"
@@ -183,7 +183,7 @@ class Repeated(Twins):
 
 
 GENERATORS: Mapping[str, type[Twins]] = {
-    twins.name: twins for twins in (Same, Gaussian, Distortion, TwoImages)
+    twins.name: twins for twins in (IdenticalTwins, Gaussian, Distortion, TwoImages)
 }
 
 

@@ -19,7 +19,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.ship.xray.assertions import Failure, LayerView, assertion
-    from slipstream.ship.xray.bisecting import Bisected, Introduced, bisect, introduced
+    from slipstream.ship.xray.bisecting import BisectionResult, LayerError, bisect, layer_errors
     from slipstream.ship.xray.comparing import Comparison, LayerDrift, compare
     from slipstream.ship.xray.explaining import Cause, explain
     from slipstream.ship.xray.log import Log, LogError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "assertions": ("Failure", "LayerView", "assertion"),
-    "bisecting": ("Bisected", "Introduced", "bisect", "introduced"),
+    "bisecting": ("BisectionResult", "LayerError", "bisect", "layer_errors"),
     "comparing": ("Comparison", "LayerDrift", "compare"),
     "explaining": ("Cause", "explain"),
     "log": ("Log", "LogError"),
@@ -42,13 +42,13 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Bisected",
+    "BisectionResult",
     "Cause",
     "Comparison",
     "Failure",
-    "Introduced",
     "Latency",
     "LayerDrift",
+    "LayerError",
     "LayerView",
     "Log",
     "LogError",
@@ -58,8 +58,8 @@ __all__ = [
     "compare",
     "explain",
     "header",
-    "introduced",
     "latency",
+    "layer_errors",
     "record",
     "replay",
 ]

@@ -24,7 +24,7 @@ Run = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
-class Introduced:
+class LayerError:
     """Error of one layer.
 
     Attributes:
@@ -40,7 +40,7 @@ class Introduced:
 
 
 @dataclass(frozen=True)
-class Bisected:
+class BisectionResult:
     """Result of `bisect`.
 
     Attributes:
@@ -52,7 +52,7 @@ class Bisected:
         evaluations: number of accuracy evaluations.
     """
 
-    ranking: tuple[Introduced, ...]
+    ranking: tuple[LayerError, ...]
     keep: tuple[str, ...] | None
     reference: float
     before: float
@@ -71,10 +71,10 @@ class Bisected:
         return [Table.of(
             self.ranking[:_MAX_ROWS],
             [
-                Field[Introduced].of("layer", lambda layer: layer.name),
-                Field[Introduced].of("operator", lambda layer: layer.kind, optional=True),
-                Field[Introduced].number("introduced", lambda layer: f"{layer.introduced:.4f}"),
-                Field[Introduced].number("cumulative", lambda layer: f"{layer.cumulative:.4f}"),
+                Field[LayerError].of("layer", lambda layer: layer.name),
+                Field[LayerError].of("operator", lambda layer: layer.kind, optional=True),
+                Field[LayerError].number("introduced", lambda layer: f"{layer.introduced:.4f}"),
+                Field[LayerError].number("cumulative", lambda layer: f"{layer.cumulative:.4f}"),
             ],
             f"layers that introduce most error, of {len(self.ranking)}",
             [advice, f"{rates}, {self.after:.1%} mixed", f"{self.evaluations} evaluations"],
@@ -88,7 +88,7 @@ class Bisected:
         }  # fmt: skip
 
 
-def introduced(reference: Any, candidate: Any, inputs: Array) -> list[Introduced]:
+def layer_errors(reference: Any, candidate: Any, inputs: Array) -> list[LayerError]:
     """Return layers by the error that each introduces in isolation, the largest first.
 
     Args:
@@ -104,7 +104,7 @@ def introduced(reference: Any, candidate: Any, inputs: Array) -> list[Introduced
     return _introduced(_ModelPair(reference, candidate, inputs))
 
 
-def _introduced(both: _ModelPair) -> list[Introduced]:
+def _introduced(both: _ModelPair) -> list[LayerError]:
     alone = both.on_reference()
     layers = []
     for place, (p, q) in enumerate(both.pairs):
@@ -118,7 +118,7 @@ def _introduced(both: _ModelPair) -> list[Introduced]:
             return float(np.sqrt(np.mean(squares)) / span)
 
         layer = both.b.layers[q]
-        layers.append(Introduced(
+        layers.append(LayerError(
             layer.name, layer.kind, distance([values[place] for values in alone]),
             distance([values[q] for values in both.deployed]), both.a.layers[p].macs,
         ))  # fmt: skip
@@ -134,7 +134,7 @@ def bisect(
     tolerance: float = 0.005,
     most: int = 12,
     report: Callable[[str], None] = lambda line: None,
-) -> Bisected:
+) -> BisectionResult:
     """Find the fewest layers to keep in float, by replacing layers and measuring accuracy.
 
     Layers are ordered by the loss at the outputs when each alone is quantized, because later layers
@@ -142,14 +142,14 @@ def bisect(
     the remaining evaluations try to drop single layers.
 
     Args:
-        inputs: [N, ...], as for `introduced`.
+        inputs: [N, ...], as for `layer_errors`.
         labels: true classes [N]; the reference's predictions if None.
         tolerance: accepted accuracy loss compared with the reference.
         most: maximum number of accuracy evaluations.
         report: called with progress messages.
 
     Raises:
-        InvalidArgumentError: inputs and labels differ in number; other errors as `introduced`.
+        InvalidArgumentError: inputs and labels differ in number; other errors as `layer_errors`.
     """
     if labels is not None and len(labels) != len(inputs):
         raise InvalidArgumentError("labels", f"{len(labels)} for {len(inputs)} inputs")
@@ -184,7 +184,7 @@ def bisect(
             break
         keep = fewer if rate(fewer) >= goal else keep
     reached = rate(keep) >= goal
-    return Bisected(
+    return BisectionResult(
         tuple(ranking), tuple(keep) if reached else None, goal + tolerance, before,
         rate(keep) if reached else before, len(rates),
     )  # fmt: skip

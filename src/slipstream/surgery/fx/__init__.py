@@ -1,22 +1,22 @@
 """Traced graphs (torch.fx): reading them as operations, and replacing parts of them by modules."""
 
-from slipstream.surgery.fx.lean import lean
+from slipstream.surgery.fx.lean import simplify
 from slipstream.surgery.fx.rewrite import (
     CyclicReplacementError,
     Replacement,
-    rewritten,
+    replace_regions,
     stack_parts,
 )
-from slipstream.surgery.fx.trace import Source, Traced, call_of, spec_of, trace_of
+from slipstream.surgery.fx.trace import Source, TracedGraph, call_of, spec_of, trace_of
 
 __all__ = [
     "CyclicReplacementError",
     "Replacement",
     "Source",
-    "Traced",
+    "TracedGraph",
     "call_of",
-    "lean",
-    "rewritten",
+    "replace_regions",
+    "simplify",
     "spec_of",
     "stack_parts",
     "trace_of",

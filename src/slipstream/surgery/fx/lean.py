@@ -43,7 +43,7 @@ _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 _REMOVABLE = (*_VIEWS, _aten.t.default, _aten.detach.default)
 
 
-def lean(module: GraphModule) -> GraphModule:
+def simplify(module: GraphModule) -> GraphModule:
     """Return an equivalent copy of a traced graph with fewer and cheaper calls.
 
     Returned tensors are still made by the same operators: autograd tracks which of them are views,

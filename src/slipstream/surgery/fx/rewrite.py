@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from slipstream.surgery.fx.trace import Traced
+from slipstream.surgery.fx.trace import TracedGraph
 
 
 class CyclicReplacementError(Exception):
@@ -25,7 +25,7 @@ class Replacement:
 
     Attributes:
         module: takes the tensors of `reads`, and returns a tuple of those of `makes`.
-        members: indices of the operations in `Traced.operations`.
+        members: indices of the operations in `TracedGraph.operations`.
         reads: nodes of the traced graph.
         makes: values of the traced graph.
     """
@@ -36,8 +36,8 @@ class Replacement:
     makes: tuple[int, ...]
 
 
-def rewritten(
-    module: GraphModule, traced: Traced, replacements: Sequence[Replacement]
+def replace_regions(
+    module: GraphModule, traced: TracedGraph, replacements: Sequence[Replacement]
 ) -> GraphModule:
     """Return `module` with replacement k called as submodule ``region_k``.
 
@@ -100,7 +100,7 @@ def rewritten(
     return rebuilt
 
 
-def _results(traced: Traced, n: int) -> list[tuple[Node, int]]:
+def _results(traced: TracedGraph, n: int) -> list[tuple[Node, int]]:
     """Return the nodes of an operation's results with their values."""
     node = traced.nodes[n]
     if not isinstance(node.meta.get("val"), (list, tuple)):

@@ -90,7 +90,7 @@ def _tensor_inputs(node: Node) -> Iterator[Node]:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedGraph:
     """The operations of a traced graph.
 
     Attributes:
@@ -112,7 +112,9 @@ class Traced:
     value: Mapping[Node, int]
 
 
-def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None = None) -> Traced:
+def trace_of(
+    module: GraphModule, part: int = 0, values: dict[str, int] | None = None
+) -> TracedGraph:
     """Read a traced graph as operations.
 
     Args:
@@ -173,7 +175,9 @@ def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None =
     columns = zip(*rows, strict=True) if rows else ((), (), (), (), ())
     operations, nodes, inputs_, sources_, outputs_ = (tuple(column) for column in columns)
     values_of = {node: parts[0] for node, parts in of.items() if len(parts) == 1}
-    return Traced(operations, nodes, inputs_, sources_, outputs_, frozenset(leaving), values_of)
+    return TracedGraph(
+        operations, nodes, inputs_, sources_, outputs_, frozenset(leaving), values_of
+    )
 
 
 def _source(node: Node, maker: Node) -> Source:

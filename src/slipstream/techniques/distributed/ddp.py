@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from slipstream.cluster import Collective
-from slipstream.durations import Question
+from slipstream.durations import TimingRequest
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import (
     Call,
@@ -83,7 +83,7 @@ class DDP(Spreads):
                 remedy="for example ddp:jitter=0.03",
             )
 
-    def required_timings(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[TimingRequest]:
         """Return the copies of each gradient into and out of its bucket."""
         return [copying(gradient.spec) for gradient in gradients(graph)]
 
@@ -142,9 +142,9 @@ class DDP(Spreads):
         return self.by_hand("", "model = torch.nn.parallel.DistributedDataParallel(model)")
 
 
-def copying(spec: TensorSpec) -> Question:
+def copying(spec: TensorSpec) -> TimingRequest:
     """Return the copy of a gradient that is still in the cache."""
-    return Question(Call(_COPY, (spec, spec, False), (spec,)), warm=True)
+    return TimingRequest(Call(_COPY, (spec, spec, False), (spec,)), warm=True)
 
 
 def put_copy(

@@ -62,10 +62,10 @@ class ExposedTimes:
 
 
 @runtime_checkable
-class TellsExposed(Protocol):
+class ReportsExposed(Protocol):
     """A model or an optimizer that reports its waits."""
 
-    def tell_exposed(self, exposed: ExposedTimes | None) -> None:
+    def report_exposed(self, exposed: ExposedTimes | None) -> None:
         """Report waits to `exposed` from now on; None stops."""
 
 
@@ -82,8 +82,8 @@ def watch(built: BuiltWorkload, exposed: ExposedTimes | None) -> bool:
     for target in (built.model, built.optimizer):
         if isinstance(target, DistributedDataParallel):
             watched |= watch_buckets(target, exposed)
-        elif isinstance(target, TellsExposed):
-            target.tell_exposed(exposed)
+        elif isinstance(target, ReportsExposed):
+            target.report_exposed(exposed)
             watched = True
     return watched
 
@@ -193,7 +193,7 @@ class Layers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        wraps = isinstance(model, DistributedDataParallel | TellsExposed)
+        wraps = isinstance(model, DistributedDataParallel | ReportsExposed)
         inner = getattr(model, "module", None) if wraps else None
         self._model = inner if isinstance(inner, nn.Module) else model
         self._called: list[str] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from slipstream.cluster import Collective
-from slipstream.durations import Question
+from slipstream.durations import TimingRequest
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
 from slipstream.technique import CodeChange, Context, Traits
@@ -74,7 +74,7 @@ class FSDP(Spreads):
                 remedy="for example fsdp:4,unit_mb=25",
             )
 
-    def required_timings(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[TimingRequest]:
         """Return the copies of gradients and parameters to and from flat buffers."""
         return [copying(gradient.spec) for gradient in gradients(graph)]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.graph import Graph, StepPhase, TensorSpec
-from slipstream.graph.graph import kept
+from slipstream.graph.graph import cached_per_graph
 
 FIRST_BUCKET_BYTES = 1 << 20
 """DistributedDataParallel's default for the first bucket, so that communication starts early."""
@@ -36,7 +36,7 @@ class Gradient:
     module: str
 
 
-@kept
+@cached_per_graph
 def gradients(graph: Graph) -> list[Gradient]:
     """Return the gradients of the last backward pass, in the order in which they become ready."""
     tasks = graph.tasks
@@ -91,7 +91,7 @@ def ddp_buckets(found: Sequence[Gradient], cap_mib: float) -> list[list[Gradient
 def buckets(
     found: Sequence[Gradient],
     first_bytes: int = FIRST_BUCKET_BYTES,
-    most_bytes: int = BUCKET_BYTES,
+    max_bytes: int = BUCKET_BYTES,
 ) -> list[list[Gradient]]:
     """Assign gradients to buckets as DDP does after the first step.
 
@@ -111,5 +111,5 @@ def buckets(
         bucket.append(gradient)
         if nbytes_of(bucket) >= limits.get(key, first_bytes):
             closed.append(open_.pop(key))
-            limits[key] = most_bytes
+            limits[key] = max_bytes
     return [*closed, *open_.values()]

@@ -31,7 +31,15 @@ from slipstream.graph import (
 from slipstream.graph.flow import Flow, Match, flow_of, matches
 from slipstream.native import library, why_no_library
 from slipstream.source import Places, Source
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -53,7 +61,7 @@ _BY_HAND = "import slipstream.nn\nself.drop = slipstream.nn.Dropout(0.1)"
 
 
 @dataclass(frozen=True)
-class FusedDropout(Choosing):
+class FusedDropout(ModuleTechnique):
     """Replacement of every ``nn.Dropout`` by ``slipstream.nn.Dropout``.
 
     Attributes:
@@ -75,7 +83,7 @@ class FusedDropout(Choosing):
         if (reason := already_compiled(graph)) is not None:
             return reason
         missing = "no dropout runs in this step (none in the model, p = 0, or eval mode)"
-        if (reason := self.why_none_of(matches(graph, _dropouts), missing)) is not None:
+        if (reason := self.no_match_reason(matches(graph, _dropouts), missing)) is not None:
             return reason
         if library() is None:
             return f"it needs the compiled library: {why_no_library()}"
@@ -149,7 +157,7 @@ class FusedDropout(Choosing):
                 "the model has no nn.Dropout",
                 remedy="write slipstream.nn.dropout instead of F.dropout",
             )
-        self.need_some(dropouts)
+        self.require_match(dropouts)
         for name, module in dropouts.items():
             if name in self.selection:
                 module.__class__ = Dropout
@@ -166,7 +174,7 @@ def _edit(where: Places) -> Source:
     for call in where.model_code:
         kind = names.qualified(call.func) if isinstance(call, ast.Call) else None
         if kind in _CONTAINERS:
-            raise where.source.not_placed(
+            raise where.source.location_error(
                 f"{kind.removeprefix('torch.')} creates its own nn.Dropout", call
             )
     return where.replace_class(_TORCH_CLASS, _OUR_CLASS)

@@ -10,8 +10,8 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph
 from slipstream.graph.flow import matches
 from slipstream.native import library, why_no_library
-from slipstream.source import NotPlacedError, Places, Source
-from slipstream.technique import Choosing, CodeChange, Context
+from slipstream.source import EditLocationError, Places, Source
+from slipstream.technique import CodeChange, Context, ModuleTechnique
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.embedding.groups import Group, exchange_tables, required_calls
 from slipstream.techniques.embedding.tables import Lookup, lookups
@@ -26,7 +26,7 @@ _SPARSE_ONLY = "SparseAdam"
 _NO_SPARSE = "SparseAdam takes sparse gradients only, and compressed tables have dense gradients"
 
 
-class TableExchange(Choosing, ABC):
+class TableExchange(ModuleTechnique, ABC):
     """A technique that converts tables to other formats.
 
     Attributes:
@@ -70,7 +70,7 @@ class TableExchange(Choosing, ABC):
             return f"the largest table has {most} rows; below {self.rows}, tables are not exchanged"
         if any(lookup.weight.device != "cpu" for lookup in large):
             return "the kernels run on the CPU only, and the tables are on another device"
-        return self.selection.why_none(lookup.module for lookup in large)
+        return self.selection.no_match_reason(lookup.module for lookup in large)
 
     def chosen_lookups(self, graph: Graph) -> list[Lookup]:
         """Return look-ups of large tables of which a module is selected."""
@@ -119,7 +119,7 @@ class TableExchange(Choosing, ABC):
         except InvalidArgumentError as error:
             remedy = f"pass {self.name}:rows=N to change the limit"
             raise WorkloadError(error.what, remedy=remedy) from error
-        self.need_some([table.name for table in tables])
+        self.require_match([table.name for table in tables])
         tables = [table for table in tables if table.name in self.selection]
         for plan in self.plans(built, tables):
             plan.apply(built.model, built.optimizer)
@@ -142,6 +142,6 @@ def why_no_kernels() -> str | None:
 
 
 def _no_edit(where: Places) -> Source:
-    raise NotPlacedError(
+    raise EditLocationError(
         "the tables to exchange cannot be located in the source", where=str(where.source.path)
     )

@@ -327,7 +327,7 @@ def plan(
 
 
 @dataclass(frozen=True)
-class Compared:
+class PlanComparison:
     """Plans for the same tables and budget: the mixture, and each format alone.
 
     Attributes:
@@ -360,7 +360,7 @@ def plan_tables(
     ratio: float | None = None,
     methods: Iterable[str] | None = None,
     codes: bool | None = None,
-) -> Compared:
+) -> PlanComparison:
     """Compare plans for tables, as `plan` does for a model.
 
     Args:
@@ -415,11 +415,14 @@ def plan_tables(
     order: list[TablePlan] = sorted([*plans, mixture], key=_error)
     if not fixed and basis is Provenance.ASSUMED:
         order.sort(key=lambda plan: plan.method != PLAIN)
-    return Compared(tuple(order), tuple(left_out))
+    return PlanComparison(tuple(order), tuple(left_out))
 
 
 def _plain(
-    facts: Sequence[TableFacts], compared: Compared, budget: int | str | None, ratio: float | None
+    facts: Sequence[TableFacts],
+    compared: PlanComparison,
+    budget: int | str | None,
+    ratio: float | None,
 ) -> tuple[TablePlan, ...]:
     """Return the plan of a smaller dimension, as a baseline, unless `compared` has it."""
     methods = {plan.method for plan in compared.plans} | {plan.method for plan in compared.left_out}

@@ -11,7 +11,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.techniques.ensembles.compaction import (
-        Compacted,
+        CompactionResult,
         LayerRedundancy,
         compact,
         redundancy,
@@ -24,20 +24,39 @@ if TYPE_CHECKING:
         detection,
         evaluate,
     )
-    from slipstream.techniques.ensembles.stacking import Stacked, stack
-    from slipstream.techniques.ensembles.training import Compared, Row, build, compare
+    from slipstream.techniques.ensembles.stacking import StackedEnsemble, stack
+    from slipstream.techniques.ensembles.training import (
+        EnsembleComparison,
+        MethodResult,
+        build,
+        compare,
+    )
 
 _HOMES = {
     "members": ("Bin", "Ensemble", "Quality", "calibration", "detection", "evaluate"),
-    "compaction": ("Compacted", "LayerRedundancy", "compact", "redundancy"),
-    "stacking": ("Stacked", "stack"),
-    "training": ("Compared", "Row", "build", "compare"),
+    "compaction": ("CompactionResult", "LayerRedundancy", "compact", "redundancy"),
+    "stacking": ("StackedEnsemble", "stack"),
+    "training": ("EnsembleComparison", "MethodResult", "build", "compare"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Bin", "Compacted", "Compared", "Ensemble", "LayerRedundancy", "Quality", "Row", "Stacked",
-    "build", "calibration", "compact", "compare", "detection", "evaluate", "redundancy", "stack",
+    "Bin",
+    "CompactionResult",
+    "Ensemble",
+    "EnsembleComparison",
+    "LayerRedundancy",
+    "MethodResult",
+    "Quality",
+    "StackedEnsemble",
+    "build",
+    "calibration",
+    "compact",
+    "compare",
+    "detection",
+    "evaluate",
+    "redundancy",
+    "stack",
 ]  # fmt: skip
 
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

@@ -41,7 +41,7 @@ class LayerRedundancy:
 
 
 @dataclass(frozen=True)
-class Compacted:
+class CompactionResult:
     """A network without redundant units.
 
     Attributes:
@@ -82,7 +82,7 @@ def redundancy(
 
 def compact(
     model: nn.Module, batches: Sequence[torch.Tensor], correlation: float = 1.0
-) -> Compacted:
+) -> CompactionResult:
     """Return `model` without units of which others explain `correlation` squared of the variance.
 
     At 1 only dead units and linear combinations of others are removed, and outputs change by
@@ -110,7 +110,7 @@ def compact(
     ]
     count = [sum(p.numel() for p in network.parameters()) for network in (compacted, model)]
     error = _error(model, compacted, batches)
-    return Compacted(compacted.train(training), tuple(layers), count[0] / count[1], error)
+    return CompactionResult(compacted.train(training), tuple(layers), count[0] / count[1], error)
 
 
 def _error(model: nn.Module, compacted: nn.Module, batches: Sequence[torch.Tensor]) -> float:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.techniques._onnx import write
-from slipstream.techniques.ensembles.stacking import Stacked
+from slipstream.techniques.ensembles.stacking import StackedEnsemble
 
 _BINS = 15
 
@@ -26,7 +26,7 @@ class Ensemble(nn.Module):
     """Members whose probabilities are averaged.
 
     Args:
-        members: modules that return logits [N, classes]; a `Stacked` counts as all that it holds.
+        members: modules that return logits [N, classes]; a `StackedEnsemble` counts as all that it holds.
         trunk: computed once; members read its output instead of the input.
 
     Raises:
@@ -42,7 +42,9 @@ class Ensemble(nn.Module):
 
     def __len__(self) -> int:
         """Return the number of members."""
-        return sum(member.count if isinstance(member, Stacked) else 1 for member in self.members)
+        return sum(
+            member.count if isinstance(member, StackedEnsemble) else 1 for member in self.members
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return mean probabilities, [N, classes]."""
@@ -56,7 +58,7 @@ class Ensemble(nn.Module):
         """
         x = x if self.trunk is None else self.trunk(x)
         logits = [
-            member.logits(x) if isinstance(member, Stacked) else member(x).unsqueeze(0)
+            member.logits(x) if isinstance(member, StackedEnsemble) else member(x).unsqueeze(0)
             for member in self.members
         ]
         if len({tuple(map(int, output.shape[1:])) for output in logits}) > 1:
@@ -72,12 +74,12 @@ class Ensemble(nn.Module):
         groups: dict[Any, list[nn.Module]] = {}
         for number, member in enumerate(self.members):
             shapes = tuple((n, tuple(p.shape)) for n, p in member.named_parameters())
-            key: Any = (number,) if isinstance(member, Stacked) else shapes
+            key: Any = (number,) if isinstance(member, StackedEnsemble) else shapes
             groups.setdefault(key, []).append(member)
         members: list[nn.Module] = []
         for group in groups.values():
             try:
-                members += [Stacked(group)] if len(group) > 1 else group
+                members += [StackedEnsemble(group)] if len(group) > 1 else group
             except WorkloadError:  # a layer cannot be stacked
                 members += group
         return Ensemble(members, self.trunk).train(self.training)

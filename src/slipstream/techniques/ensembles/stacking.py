@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.measure import timed
+from slipstream.measure import time_function
 from slipstream.surgery import place
 
 Weights = Literal["own", "shared"]
@@ -274,7 +274,7 @@ def fastest(arms: Mapping[str, Callable[[], object]]) -> str:
     best = dict.fromkeys(arms, float("inf"))
     for sample in range(1 + _SAMPLES):
         for name, run in arms.items():
-            elapsed = timed(run)[clock]
+            elapsed = time_function(run)[clock]
             if sample:
                 best[name] = min(best[name], elapsed)
     return min(best, key=lambda name: best[name])
@@ -317,7 +317,7 @@ def stack(model: nn.Module, members: Sequence[nn.Module], weights: Weights = "ow
         place(model, name, module)
 
 
-class Stacked(nn.Module):
+class StackedEnsemble(nn.Module):
     """Members of equal shapes, computed together.
 
     Args:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from slipstream.durations import Changed, Durations, required_timings, rescale
+from slipstream.durations import CallChanges, Durations, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import PROVENANCES, Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.graph.flow import Match, flow_of
-from slipstream.graph.graph import kept
+from slipstream.graph.graph import cached_per_graph
 from slipstream.graph.layers import RECURRENT, LayerKinds, layer_kinds, module_layers
 from slipstream.surgery import exchange_parameters, module_of
 from slipstream.technique import (
@@ -209,7 +209,7 @@ class TrainTogether(TechniqueSettings):
             spread=spreads[layer_of],
         )
 
-    def _update(self, graph: Graph, larger: Graph) -> Changed:
+    def _update(self, graph: Graph, larger: Graph) -> CallChanges:
         """Return the optimizer's tasks in `larger`, with their calls on all members' weights."""
         tasks = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         calls = {}
@@ -218,7 +218,7 @@ class TrainTogether(TechniqueSettings):
                 call = graph.calls[number]
                 stacked = [self._stacked(part) for part in (call.arguments, call.outputs)]
                 calls[number] = Call(call.op, *stacked)
-        return Changed.by_call(larger, tasks, calls)
+        return CallChanges.by_call(larger, tasks, calls)
 
     def _stacked(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -229,7 +229,7 @@ class TrainTogether(TechniqueSettings):
         return replace(value, shape=shape, strides=strides)
 
 
-@kept
+@cached_per_graph
 def _cannot_stack(graph: Graph) -> str | None:
     """Return why a forward operator that reads parameters cannot be stacked, or None."""
     flow = flow_of(graph)

@@ -31,10 +31,10 @@ def layer_call(
 
 def timer(call: Call) -> Callable[[], object]:
     """Return a function without arguments that runs the pass on random values."""
-    from slipstream.techniques.ensembles.stacking import Stacked
+    from slipstream.techniques.ensembles.stacking import StackedEnsemble
 
     weights, members, spec, layer, passing, _ = call.arguments
     module = module_like(spec, layer)
     if weights != "one":
-        module = Stacked([module] * members, weights).model
+        module = StackedEnsemble([module] * members, weights).model
     return pass_timer(module, spec, passing)

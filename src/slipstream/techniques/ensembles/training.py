@@ -20,12 +20,12 @@ from torch import nn
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError, SlipstreamWarning
 from slipstream.files import replacing
-from slipstream.measure import timed
+from slipstream.measure import time_function
 from slipstream.surgery import removable_units
 from slipstream.tables import Field, Table
 from slipstream.techniques.ensembles.compaction import compact
 from slipstream.techniques.ensembles.members import Ensemble, Quality, evaluate, probabilities
-from slipstream.techniques.ensembles.stacking import Stacked, redrawn
+from slipstream.techniques.ensembles.stacking import StackedEnsemble, redrawn
 
 Train = Callable[[nn.Module, float, int], object]
 """Trains a model in place, for a share of the full schedule's epochs, with a seed."""
@@ -201,7 +201,7 @@ class _Starts:
     def batch(self, share: float) -> Iterator[tuple[nn.Module, float]]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            yield Stacked([copy.deepcopy(self.model)] * self.members, "shared"), 1.0
+            yield StackedEnsemble([copy.deepcopy(self.model)] * self.members, "shared"), 1.0
 
     def peers(self, share: float) -> Iterator[tuple[nn.Module, float]]:
         yield copy.deepcopy(self.model), 1.0
@@ -273,7 +273,7 @@ def _read(model: nn.Module, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodResult:
     """A method of building an ensemble, compared with one training of the model.
 
     Attributes:
@@ -290,16 +290,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Compared:
+class EnsembleComparison:
     """Comparison of methods, one row per method."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MethodResult, ...]
 
     def table(self) -> Table:
         """Return the rows as a printable table."""
-        number = Field[Row].number
+        number = Field[MethodResult].number
         return Table.of(self.rows, [
-            Field[Row].of("method", lambda row: row.method),
+            Field[MethodResult].of("method", lambda row: row.method),
             number("members", lambda row: row.members),
             number("CPU time", lambda row: f"{row.time:.2f}x"),
             number("parameters", lambda row: f"{row.parameters:.2f}x"),
@@ -314,7 +314,7 @@ def compare(
     model: nn.Module, train: Train, x: torch.Tensor, labels: torch.Tensor, *,
     methods: Sequence[Method] = METHODS, members: int = 4, sample: Sequence[torch.Tensor] = (),
     trunk: int = 1, seed: int = 0,
-) -> Compared:  # fmt: skip
+) -> EnsembleComparison:  # fmt: skip
     """Build an ensemble by each method, and one model, and evaluate all on the same inputs.
 
     Args:
@@ -324,7 +324,7 @@ def compare(
     Raises:
         InvalidArgumentError, SlipstreamError: see `build` and `evaluate`.
     """
-    rows: list[Row] = []
+    rows: list[MethodResult] = []
     single, size = 1.0, sum(p.numel() for p in model.parameters())
     for method in (None, *methods):
         ensembles: list[Ensemble] = []
@@ -336,12 +336,12 @@ def compare(
                 trunk=trunk, seed=seed,
             ))  # fmt: skip
 
-        elapsed = timed(run)["cpu"]
+        elapsed = time_function(run)["cpu"]
         single = elapsed if method is None else single
         ensemble = ensembles[0]
         total = sum(p.numel() for p in ensemble.parameters())
-        rows.append(Row(
+        rows.append(MethodResult(
             method or "one model", len(ensemble), elapsed / single, total / size,
             evaluate(ensemble, x, labels),
         ))  # fmt: skip
-    return Compared(tuple(rows))
+    return EnsembleComparison(tuple(rows))

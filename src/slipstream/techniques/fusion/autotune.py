@@ -34,7 +34,7 @@ from slipstream.measure import CallableArm, ExperimentSettings, run
 from slipstream.measure.claims import ratio_between
 from slipstream.measure.environment import from_facts
 from slipstream.measure.runner import RunPlan as MeasurePlan
-from slipstream.surgery.fx import lean, rewritten
+from slipstream.surgery.fx import replace_regions, simplify
 from slipstream.techniques.fusion.plan import FusionPlan
 
 try:
@@ -74,7 +74,7 @@ class TracedPass:
     def __init__(self, module: GraphModule, planned: FusionPlan, make: Make) -> None:
         self._module, self.planned = module, planned
         self._kernels = make([region.nest for region in planned.regions])
-        self.fused = rewritten(module, planned.traced, planned.replacements(self._kernels))
+        self.fused = replace_regions(module, planned.traced, planned.replacements(self._kernels))
         self.run: _Work = boxed(self.fused)
         self._watched: dict[str, _Watched] = {}
 
@@ -118,7 +118,7 @@ class TracedPass:
         self._watched.clear()
         self.planned, self._kernels = self.planned.only(chosen), kernels
         replacements = self.planned.replacements(kernels)
-        self.fused = rewritten(self._module, self.planned.traced, replacements)
+        self.fused = replace_regions(self._module, self.planned.traced, replacements)
         self.run = boxed(self.fused if kernels else self._module)
 
 
@@ -128,7 +128,7 @@ def boxed(module: GraphModule) -> _Work:
     As in eager mode, the memory of a tensor is freed after its last use. Otherwise the inputs of a
     backward pass would stay alive until its end.
     """
-    module = lean(module)
+    module = simplify(module)
     if _BoxedCodeGen is None:
         unpacked = module.forward
         return lambda arguments: unpacked(*arguments)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.fx import GraphModule
 
-from slipstream.surgery.fx import Replacement, Traced, trace_of
+from slipstream.surgery.fx import Replacement, TracedGraph, trace_of
 from slipstream.techniques.fusion.lowering import Region, RegionOp
 from slipstream.techniques.fusion.regions import Found, find
 
@@ -21,7 +21,7 @@ from slipstream.techniques.fusion.regions import Found, find
 class FusionPlan:
     """The regions of a traced graph."""
 
-    traced: Traced
+    traced: TracedGraph
     found: Found
 
     @property

@@ -15,7 +15,7 @@ import torch
 
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.graph.call import decode, encode
-from slipstream.graph.graph import kept
+from slipstream.graph.graph import cached_per_graph
 from slipstream.graph.operations import Operation, operations_of
 from slipstream.graph.traffic import short_name, traffic
 from slipstream.surgery.fx import Source
@@ -43,7 +43,7 @@ class RecordedRegion:
     call: Call
 
 
-@kept
+@cached_per_graph
 def recorded_regions(graph: Graph) -> list[RecordedRegion]:
     """Return the regions of the forward and backward pass that can be lowered to loops."""
     operations, lasting = operations_of(graph)

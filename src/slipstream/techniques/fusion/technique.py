@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from slipstream.codegen import why_no_compiler, why_no_triton
 from slipstream.durations import pace
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, price
-from slipstream.graph.graph import kept
+from slipstream.graph.graph import cached_per_graph
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import (
@@ -178,7 +178,7 @@ class _Kind:
         return min(self.call.moved_bytes / max(before, 1), 1.0)
 
 
-@kept
+@cached_per_graph
 def _kinds(graph: Graph) -> list[_Kind]:
     """Return the regions of the step, grouped by kind."""
     # Imported here, since parsing the technique must not import torch.

@@ -26,7 +26,7 @@ from slipstream.quant import (
     Granularity,
     binarize,
     calibrate,
-    called,
+    call_model,
     grid_of_weights,
     quantize,
 )
@@ -259,7 +259,7 @@ def quantise_model(
 
     def run() -> object:
         with torch.no_grad():
-            return called(model, samples[0])
+            return call_model(model, samples[0])
 
     return convert(model, wbits=wbits, abits=abits, ranges=ranges, run=run, **settings)
 
@@ -377,7 +377,7 @@ def chosen_layers(
         if name and ":" not in name and convertible(name, model.get_submodule(name))
     ]
     selection = ModuleSelection(only, except_)
-    if names and needed and (reason := selection.why_none(names)) is not None:
+    if names and needed and (reason := selection.no_match_reason(names)) is not None:
         raise InvalidArgumentError(
             "model", reason, remedy="select layers by name with only=GLOB and except=GLOB"
         )

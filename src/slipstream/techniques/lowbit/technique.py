@@ -19,8 +19,16 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, replay
 from slipstream.graph.flow import matches
 from slipstream.provenance import Provenance
-from slipstream.source import NotPlacedError, Places, Source
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.source import EditLocationError, Places, Source
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.lowbit.cost import (
     Costs,
@@ -50,7 +58,7 @@ _TRAINS = "the step trains, but low-bit kernels support only inference"
 
 
 @dataclass(frozen=True)
-class LowBit(Choosing):
+class LowBit(ModuleTechnique):
     """Technique with X-bit weights and Y-bit activations: ``lowbit:wXaY``, 1 to 8 each.
 
     The first and the last layer and depthwise convolutions use eight bits. With ``train=yes`` fake
@@ -112,7 +120,7 @@ class LowBit(Choosing):
             return f"the step does not train; use lowbit:{self.bits} without train"
         if any(spec.device != "cpu" for call in graph.calls for spec in call.inputs):
             return "its kernels run on CPUs, but the step runs on another device"
-        return self.why_none_of(matches(graph, low_bit_layers), NO_LAYER)
+        return self.no_match_reason(matches(graph, low_bit_layers), NO_LAYER)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Return the calls to fit the cost model at these bits, and the step's layers."""
@@ -257,7 +265,7 @@ class LowBit(Choosing):
 
     def _edit(self, places: Places) -> Source:
         if places.function is None or len(places.inputs) != 1:
-            raise NotPlacedError(
+            raise EditLocationError(
                 "the batch for calibration is not a single expression",
                 where=str(places.source.path),
             )

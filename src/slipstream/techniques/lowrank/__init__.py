@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
-    from slipstream.techniques.lowrank.factors import Factors, Start, truncated
+    from slipstream.techniques.lowrank.factors import Factors, Start, truncate
     from slipstream.techniques.lowrank.layers import (
         FactorizedLayer,
         Report,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "layers": ("FactorizedLayer", "Report", "factorize", "merge", "plan", "switch"),
-    "factors": ("Factors", "Start", "truncated"),
+    "factors": ("Factors", "Start", "truncate"),
     "monitor": ("RankMonitor",),
     "nn": ("LowRankAttention", "LowRankConv1d", "LowRankConv2d", "LowRankLSTM", "LowRankLinear"),
     "technique": ("LowRank",),
@@ -54,7 +54,7 @@ __all__ = [
     "merge",
     "plan",
     "switch",
-    "truncated",
+    "truncate",
 ]
 
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

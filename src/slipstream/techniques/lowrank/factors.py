@@ -59,7 +59,7 @@ NEAREST = Start()
 """The exact truncated decomposition."""
 
 
-def truncated(weight: Tensor, rank: int, start: Start = NEAREST) -> Factors:
+def truncate(weight: Tensor, rank: int, start: Start = NEAREST) -> Factors:
     """Return the nearest product of rank `rank`, with factors of equal norm.
 
     Args:

@@ -137,7 +137,7 @@ def plan(
         if (reason := why_dense(model, modules[name])) is not None:
             raise InvalidArgumentError("rank", reason, where=f"layer {name}")
     selection = ModuleSelection(only, except_)
-    selection.need_some("lowrank", [name for name, _ in named_layers])
+    selection.require_match("lowrank", [name for name, _ in named_layers])
     ends = set() if keep == "none" or named_ranks else _ends(candidates(model, products=True))
     layers: list[FactorizedLayer] = []
     for name, dense in named_layers:

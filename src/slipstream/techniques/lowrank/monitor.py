@@ -24,13 +24,13 @@ _SMOOTHING = 0.5
 
 
 class RankMonitor:
-    """Ranks of a model's layers during training, and whether they have settled.
+    """Ranks of a model's layers during training, and whether they have converged.
 
     Args:
         model: before its first training step.
         names: layers to monitor; all plain linear layers and convolutions by default.
-        window: number of calls of `look` over which ranks must be stable.
-        slope: maximum mean change of a stable rank per call of `look`, relative to the full rank.
+        window: number of calls of `measure` over which ranks must be stable.
+        slope: maximum mean change of a stable rank per call of `measure`, relative to the full rank.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RankMonitor:
             self._scale[name] = min(weight.shape) / stable if stable else 1.0
 
     @torch.no_grad()
-    def look(self) -> dict[str, int]:
+    def measure(self) -> dict[str, int]:
         """Measure the current ranks and add them to the history."""
         for name, layer in self._layers.items():
             weight = layer.weight.detach().flatten(1)
@@ -68,15 +68,15 @@ class RankMonitor:
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Rank by layer, of the last call of `look`; the full rank before the first."""
+        """Rank by layer, of the last call of `measure`; the full rank before the first."""
         return {
             name: max(1, math.ceil(past[-1])) if past else min(layer.weight.flatten(1).shape)
             for (name, past), layer in zip(self.history.items(), self._layers.values(), strict=True)
         }
 
     @property
-    def settled(self) -> bool:
-        """Whether the ranks of all layers were stable over the last `window` calls of `look`."""
+    def has_converged(self) -> bool:
+        """Whether the ranks of all layers were stable over the last `window` calls of `measure`."""
         for name, layer in self._layers.items():
             past = self.history[name][-self.window - 1 :]
             full = min(layer.weight.flatten(1).shape)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.lowrank.factors import NEAREST, Start, truncated
+from slipstream.techniques.lowrank.factors import NEAREST, Start, truncate
 
 
 class _Pair(nn.Sequential):
@@ -57,7 +57,7 @@ class LowRankLinear(_Pair):
             nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias)
         )
         dense = nn.Linear(in_features, out_features, bias=False)
-        factors = truncated(dense.weight, rank)
+        factors = truncate(dense.weight, rank)
         _fill(self, factors.a, factors.b)
 
     @classmethod
@@ -70,7 +70,7 @@ class LowRankLinear(_Pair):
             _Pair.__init__(
                 layer, nn.Linear(columns, rank, bias=False), nn.Linear(rank, rows, bias=False)
             )
-        factors = truncated(weight, rank, start)
+        factors = truncate(weight, rank, start)
         _fill(layer, factors.a, factors.b)
         layer.second.bias = bias
         return layer
@@ -146,7 +146,7 @@ class _LowRankConv(_Pair):
         """Decompose each group's matrix [m / groups, n / groups * k]."""
         groups = self.first.groups
         matrices = [group.flatten(1) for group in weight.detach().chunk(groups)]
-        factors = [truncated(matrix, rank, start) for matrix in matrices]
+        factors = [truncate(matrix, rank, start) for matrix in matrices]
         a = torch.cat([pair.a for pair in factors]).view(groups * rank, *weight.shape[1:])
         b = torch.cat([pair.b for pair in factors])
         _fill(self, a, b.view(*b.shape, *[1] * (weight.dim() - 2)))
@@ -215,7 +215,7 @@ class LowRankLSTM(nn.Module):
             for side in ("ih", "hh"):
                 gates = getattr(dense, f"weight_{side}_{suffix}").detach().chunk(4)
                 side_rank = rank_for(rank, *gates[0].shape)
-                products = [truncated(gate, side_rank, start) for gate in gates]
+                products = [truncate(gate, side_rank, start) for gate in gates]
                 parts[side] = side_rank
                 self.register_parameter(
                     f"a_{side}_{suffix}", nn.Parameter(torch.stack([pair.a for pair in products]))

@@ -15,7 +15,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Changed, pace, ratio_columns, required_timings
+from slipstream.durations import CallChanges, pace, ratio_columns, required_timings
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, price, price_columns
 from slipstream.graph.flow import Flow, Match, matches
 from slipstream.graph.layers import CONVOLUTIONS, MATMULS, RECURRENT, LayerSettings, layers
@@ -88,14 +88,14 @@ class LowRankPlan:
     """
 
     sites: list[LowRankSite]
-    updates: Changed
+    updates: CallChanges
     exchanged: dict[int, Call]
 
     @classmethod
     def of(cls, graph: Graph, chosen: Sequence[LowRankSite]) -> LowRankPlan:
         """Return the plan for sites whose ranks are set."""
         sites = [as_products(graph, site) for site in chosen]
-        return cls(sites, Changed.of(graph, updates(graph, sites)), exchanged(graph, sites))
+        return cls(sites, CallChanges.of(graph, updates(graph, sites)), exchanged(graph, sites))
 
 
 def sites(flow: Flow) -> Iterator[LowRankSite]:

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.graph.flow import matches
-from slipstream.graph.graph import kept
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.graph.graph import cached_per_graph
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.lowrank.recorded import (
     LowRankPlan,
@@ -33,7 +41,7 @@ _MEASUREMENTS = 40
 
 
 @dataclass(frozen=True)
-class LowRank(Choosing):
+class LowRank(ModuleTechnique):
     """Factorization of layers to `ratio` times their full rank, except the first and the last.
 
     Attributes:
@@ -83,7 +91,7 @@ class LowRank(Choosing):
             return "the step does not train, and low-rank products have to be trained"
         candidates = matches(graph, sites)
         missing = "the step has no linear layer, convolution or LSTM"
-        if (reason := self.why_none_of(candidates, missing)) is not None:
+        if (reason := self.no_match_reason(candidates, missing)) is not None:
             return reason
         if not _products(graph, self).sites:
             return (
@@ -197,7 +205,7 @@ class LowRank(Choosing):
         return "none" if self.ends else "ends"
 
 
-@kept
+@cached_per_graph
 def _products(graph: Graph, settings: LowRank) -> LowRankPlan:
     """Return the sites that become products, with the replacements of their tasks."""
     candidates = matches(graph, sites)
@@ -240,11 +248,11 @@ class _Schedule:
         if self._steps_done == 1:
             need_hookless(self._built.model)
         monitor = self._monitor
-        settled = False
+        converged = False
         if monitor is not None and self._steps_done % self._interval == 0:
-            monitor.look()
-            settled = monitor.settled
-        if self._steps_done < self._max_dense_steps and not settled:
+            monitor.measure()
+            converged = monitor.has_converged
+        if self._steps_done < self._max_dense_steps and not converged:
             return
         self._hook.remove()
         ranks = None if monitor is None else _worthwhile(monitor.ranks, self._built.model)

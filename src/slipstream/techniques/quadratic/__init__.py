@@ -12,23 +12,30 @@ from slipstream.late import late
 if TYPE_CHECKING:
     from slipstream.techniques.quadratic.builder import (
         Sensitivity,
-        Shortened,
+        ShorteningResult,
         sensitivities,
         shorten,
     )
     from slipstream.techniques.quadratic.neurons import NEURONS, Neuron
-    from slipstream.techniques.quadratic.nn import Conv2d, Fused, Linear, convert, converted, fuse
+    from slipstream.techniques.quadratic.nn import (
+        Conv2d,
+        FusedQuadratic,
+        Linear,
+        convert,
+        convert_layer,
+        fuse,
+    )
 
 _HOMES = {
-    "builder": ("Sensitivity", "Shortened", "sensitivities", "shorten"),
+    "builder": ("Sensitivity", "ShorteningResult", "sensitivities", "shorten"),
     "neurons": ("NEURONS", "Neuron"),
-    "nn": ("Conv2d", "Fused", "Linear", "convert", "converted", "fuse"),
+    "nn": ("Conv2d", "FusedQuadratic", "Linear", "convert", "convert_layer", "fuse"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "NEURONS", "Conv2d", "Fused", "Linear", "Neuron", "Sensitivity", "Shortened", "convert",
-    "converted", "fuse", "sensitivities", "shorten",
+    "NEURONS", "Conv2d", "FusedQuadratic", "Linear", "Neuron", "Sensitivity", "ShorteningResult",
+    "convert", "convert_layer", "fuse", "sensitivities", "shorten",
 ]  # fmt: skip
 
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

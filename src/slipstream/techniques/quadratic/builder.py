@@ -25,7 +25,7 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.surgery import Units, place, removable_units, remove_units
 from slipstream.tables import Field, Table
 from slipstream.techniques.quadratic.neurons import NEURONS
-from slipstream.techniques.quadratic.nn import QuadraticConv2d, QuadraticLinear, converted
+from slipstream.techniques.quadratic.nn import QuadraticConv2d, QuadraticLinear, convert_layer
 
 Measure = Literal["parameters", "operations"]
 Score = Callable[[nn.Module], float]
@@ -55,7 +55,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class Shortened:
+class ShorteningResult:
     """A shorter network, trained from scratch.
 
     Attributes:
@@ -152,7 +152,7 @@ def _probed(
 def shorten(
     model: nn.Module, train: Callable[[nn.Module], object], score: Score, x: torch.Tensor, *,
     budget: float, of: Measure = "parameters", mask: float = 0.5, seed: int = 0,
-) -> Shortened:  # fmt: skip
+) -> ShorteningResult:  # fmt: skip
     """Return `model` without its most redundant layers, within `budget`, trained from scratch.
 
     Training starts from a randomly initialised first-order network if the neuron has a linear term
@@ -190,7 +190,7 @@ def shorten(
     shorter = plan.quadratic()
     train(shorter.train())
     after = _score(score, copy.deepcopy(shorter).eval(), "the shorter model")
-    return Shortened(
+    return ShorteningResult(
         shorter, table, tuple(plan.removed), plan.narrowed(), plan.share, before, after
     )
 
@@ -277,7 +277,9 @@ class _Plan:
                 norm = old.gamma is not None
                 # Products of random branches over many layers train slowly.
                 init = "first_order" if NEURONS[old.neuron].linear and not norm else "random"
-                quadratic = converted(layer, old.neuron, init, branch_norm=norm, memory=old.memory)
+                quadratic = convert_layer(
+                    layer, old.neuron, init, branch_norm=norm, memory=old.memory
+                )
                 place(model, name, quadratic)
         return model
 

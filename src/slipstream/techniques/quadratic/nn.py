@@ -226,7 +226,7 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-class Fused(nn.Module):
+class FusedQuadratic(nn.Module):
     """A quadratic layer for inference: one matmul for all projections, with the norm folded in.
 
     Args:
@@ -276,23 +276,25 @@ class Fused(nn.Module):
 
 
 def fuse(model: nn.Module) -> list[str]:
-    """Replace every quadratic layer that can be fused by `Fused`, in place; return their names.
+    """Replace quadratic layers by `FusedQuadratic` where possible, in place; return their names.
 
     Raises:
         InvalidArgumentError: `model` is itself a quadratic layer.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, _Layer)}
     if "" in layers:
-        raise InvalidArgumentError("model", "is a single layer", remedy="call Fused(layer) instead")
+        raise InvalidArgumentError(
+            "model", "is a single layer", remedy="call FusedQuadratic(layer) instead"
+        )
     names = []
     for name, layer in layers.items():
         if not NEURONS[layer.neuron].of_squares and layer._projection.groups == 1:
-            exchange(model, name, Fused(layer).train(layer.training))
+            exchange(model, name, FusedQuadratic(layer).train(layer.training))
             names.append(name)
     return names
 
 
-def converted(
+def convert_layer(
     layer: nn.Linear | nn.Conv2d, neuron: str = "ours", init: str = "first_order", *,
     branch_norm: bool = False, memory: Memory = "hybrid",
 ) -> _Layer:  # fmt: skip
@@ -365,15 +367,15 @@ def convert(
 
     Args:
         only, except_: patterns of qualified names.
-        init, branch_norm: see `converted`.
+        init, branch_norm: see `convert_layer`.
 
     Raises:
-        InvalidArgumentError: see `converted`; or no layer can be replaced.
+        InvalidArgumentError: see `convert_layer`; or no layer can be replaced.
         WorkloadError: no layer matches the patterns.
     """
     layers = convertible(model, ModuleSelection(only, except_))
     for name, layer in layers.items():
-        exchange(model, name, converted(layer, neuron, init, branch_norm=branch_norm))
+        exchange(model, name, convert_layer(layer, neuron, init, branch_norm=branch_norm))
     return list(layers)
 
 
@@ -393,7 +395,7 @@ def convertible(model: nn.Module, selection: ModuleSelection) -> dict[str, nn.Li
         raise InvalidArgumentError(
             "model", "is a single layer", remedy="call converted(layer) instead"
         )
-    selection.need_some("quadratic", layers)
+    selection.require_match("quadratic", layers)
     chosen = {name: layer for name, layer in layers.items() if name in selection}
     reasons = {name: why_fixed(model, layer) for name, layer in chosen.items()}
     fixed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)

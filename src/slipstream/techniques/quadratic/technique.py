@@ -13,13 +13,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from slipstream.durations import Changed, ratio_columns, required_timings, rescale
+from slipstream.durations import CallChanges, ratio_columns, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.graph.flow import Match
 from slipstream.graph.layers import LayerKinds, layer_kinds
 from slipstream.surgery import exchange_parameters
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.quadratic.timing import layer_call
 from slipstream.workload import BuiltWorkload, Workload
@@ -37,7 +45,7 @@ _WEIGHT_FACTOR = {"t2": 1, "t3": 1, "t4": 2, "bilinear": 2, "glu": 2, "t2&4": 3,
 
 
 @dataclass(frozen=True)
-class QuadraticLayers(Choosing):
+class QuadraticLayers(ModuleTechnique):
     """Technique that replaces linear layers and convolutions by quadratic ones.
 
     Attributes:
@@ -72,7 +80,7 @@ class QuadraticLayers(Choosing):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        return self.why_none_of(
+        return self.no_match_reason(
             layer_kinds(graph).kinds,
             "no linear layer and no convolution of float32 runs in this step",
         )
@@ -120,7 +128,7 @@ class QuadraticLayers(Choosing):
             WorkloadError: the step hides its model, or there is no layer to replace.
         """
         from slipstream.surgery import exchange
-        from slipstream.techniques.quadratic.nn import converted, convertible
+        from slipstream.techniques.quadratic.nn import convert_layer, convertible
 
         built.need_model(self.name)
         try:
@@ -128,7 +136,7 @@ class QuadraticLayers(Choosing):
         except InvalidArgumentError as error:
             raise WorkloadError(f"quadratic: {error.what}", remedy=error.remedy) from error
         for name, layer in layers.items():
-            quadratic = converted(layer, self.neuron, self.init)
+            quadratic = convert_layer(layer, self.neuron, self.init)
             exchange(built.model, name, quadratic)
             if built.optimizer is not None:
                 old, new = list(layer.parameters()), list(quadratic.parameters())
@@ -138,7 +146,7 @@ class QuadraticLayers(Choosing):
         """Return one line to insert by hand before the optimizer is created."""
         return CodeChange("", f"one line to insert by hand:\n{_BY_HAND}")
 
-    def _update(self, graph: Graph) -> Changed:
+    def _update(self, graph: Graph) -> CallChanges:
         """Return the optimizer's tasks with their calls on stacked weights, matched by shape."""
         shapes = {kind.settings.weight_shape(kind.x) for kind in self._chosen(graph).kinds}
         weight_factor = _WEIGHT_FACTOR[self.neuron]
@@ -156,7 +164,7 @@ class QuadraticLayers(Choosing):
             call = graph.calls[number]
             parts = [stacked(part) for part in (call.arguments, call.outputs)]
             calls[number] = Call(call.op, *parts)
-        return Changed.by_call(graph, tasks, calls)
+        return CallChanges.by_call(graph, tasks, calls)
 
     def _with_larger_state(self, graph: Graph, edited: Graph) -> Graph:
         """Scale the optimizer's state and temporaries by the growth of all parameters."""

@@ -24,10 +24,10 @@ def layer_call(neuron: str, x: TensorSpec, layer: tuple[Any, ...], passing: str)
 
 def timer(call: Call) -> Callable[[], object]:
     """Return a function without arguments that runs the pass on random values."""
-    from slipstream.techniques.quadratic.nn import converted
+    from slipstream.techniques.quadratic.nn import convert_layer
 
     neuron, spec, layer, passing = call.arguments
     module = module_like(spec, layer)
     if neuron != "first_order":
-        module = converted(module, neuron, "random")
+        module = convert_layer(module, neuron, "random")
     return pass_timer(module, spec, passing)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from slipstream.measure import timed
+from slipstream.measure import time_function
 from slipstream.techniques.scan import MARGIN, kernels
 
 Way = Literal["fused", "chunked", "tree", "framework"]
@@ -118,7 +118,7 @@ def stopwatch(clock: Literal["cpu", "wall"]) -> Callable[[Callable[[], object]],
 
     def seconds(run: Callable[[], object]) -> float:
         flushed.sum()
-        return timed(run)[clock] / 1e9
+        return time_function(run)[clock] / 1e9
 
     return seconds
 

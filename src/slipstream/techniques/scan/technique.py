@@ -25,8 +25,16 @@ from slipstream.graph import (
 )
 from slipstream.graph.flow import Flow, Match, flow_of, matches
 from slipstream.native import library, why_no_library
-from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source, locate
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.source import AlreadyAppliedError, EditLocationError, Places, Source, locate
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.scan import MARGIN
 from slipstream.techniques.scan.timing import layer_call
@@ -45,7 +53,7 @@ _NO_RECURRENCE = "no nn.RNN, nn.GRU or nn.LSTM runs in this step"
 
 
 @dataclass(frozen=True)
-class ScanBackprop(Choosing):
+class ScanBackprop(ModuleTechnique):
     """Technique that runs all steps of each recurrent layer in one call.
 
     Attributes:
@@ -68,7 +76,9 @@ class ScanBackprop(Choosing):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        if (reason := self.why_none_of(matches(graph, recurrences), _NO_RECURRENCE)) is not None:
+        if (
+            reason := self.no_match_reason(matches(graph, recurrences), _NO_RECURRENCE)
+        ) is not None:
             return reason
         if library() is None:
             return f"the compiled library is missing: {why_no_library()}"
@@ -126,7 +136,7 @@ class ScanBackprop(Choosing):
                 "the model has no nn.RNN, nn.GRU or nn.LSTM",
                 remedy="to run a cell over all steps, call slipstream.scan.rnn(cell, x)",
             )
-        self.need_some(modules)
+        self.require_match(modules)
         for name, module in modules.items():
             if name in self.selection:
                 module.__class__ = CLASSES[type(module)]
@@ -142,17 +152,17 @@ class ScanBackprop(Choosing):
 def _edit(places: Places) -> Source:
     edited: Source | None = None
     name = None if places.function is None else places.function.name
-    reasons: list[NotPlacedError | AlreadyThereError] = []
+    reasons: list[EditLocationError | AlreadyAppliedError] = []
     for class_name in _CLASS_NAMES:
         try:
             edited = places.replace_class(f"torch.nn.{class_name}", f"slipstream.nn.{class_name}")
-        except (NotPlacedError, AlreadyThereError) as reason:
+        except (EditLocationError, AlreadyAppliedError) as reason:
             reasons.append(reason)
         else:
             places = locate(edited, name)
     if edited is None:
         raise next(
-            (reason for reason in reasons if isinstance(reason, AlreadyThereError)), reasons[0]
+            (reason for reason in reasons if isinstance(reason, AlreadyAppliedError)), reasons[0]
         )
     return edited
 

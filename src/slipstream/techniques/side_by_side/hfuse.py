@@ -70,7 +70,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Emulated:
+class EmulationResult:
     """Result of a check.
 
     Attributes:

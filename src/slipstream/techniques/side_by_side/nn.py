@@ -194,7 +194,7 @@ class InterleavedLinear(nn.Linear):
         return outputs.view(*input.shape[:-1], weight.shape[0])
 
 
-def put_beside(
+def interleave_updates(
     layers: Iterable[nn.Linear], optimizer: torch.optim.Optimizer, is_faster: IsFaster | None = None
 ) -> UpdateQueue:
     """Interleave the steps of `optimizer` with the gradients of `layers`.

@@ -19,7 +19,15 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.graph.flow import Match
 from slipstream.graph.layers import module_layers
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import (
     already_autocast,
     already_compiled,
@@ -31,13 +39,13 @@ from slipstream.units import format_duration, format_percent
 from slipstream.workload import BuiltWorkload, Workload
 
 _BY_HAND = (
-    "from slipstream.techniques.side_by_side.nn import put_beside\n"
-    "put_beside([m for m in model.modules() if type(m) is torch.nn.Linear], optimizer)"
+    "from slipstream.techniques.side_by_side.nn import interleave_updates\n"
+    "interleave_updates([m for m in model.modules() if type(m) is torch.nn.Linear], optimizer)"
 )
 
 
 @dataclass(frozen=True)
-class SideBySide(Choosing):
+class SideBySide(ModuleTechnique):
     """Interleaving of memory-bound weight updates with compute-bound gradients.
 
     Attributes:
@@ -84,7 +92,7 @@ class SideBySide(Choosing):
                 f"an operator between the backward pass and the update ({between}) reads gradients"
             )
         unpaired = "its backward pass has no two linear layers with sizes that fill whole tiles"
-        if (reason := self.why_none_of(module_layers(graph), unpaired)) is not None:
+        if (reason := self.no_match_reason(module_layers(graph), unpaired)) is not None:
             return reason
         return None if self._sites(graph) else unpaired
 
@@ -133,7 +141,7 @@ class SideBySide(Choosing):
         """
         from torch import nn
 
-        from slipstream.techniques.side_by_side.nn import put_beside
+        from slipstream.techniques.side_by_side.nn import interleave_updates
         from slipstream.techniques.side_by_side.timing import is_faster
         from slipstream.techniques.side_by_side.updates import why_no_loop
 
@@ -148,9 +156,9 @@ class SideBySide(Choosing):
             if (reason := why_no_loop(type(built.optimizer).__name__, group)) is not None:
                 raise WorkloadError(f"{self.name}: {reason}")
         layers = {n: m for n, m in built.model.named_modules() if type(m) is nn.Linear}
-        self.need_some(layers)
+        self.require_match(layers)
         chosen = [m for n, m in layers.items() if n in self.selection]
-        put_beside(chosen, built.optimizer, is_faster)
+        interleave_updates(chosen, built.optimizer, is_faster)
 
     def warmup_steps(self) -> int:
         """Return 1: the first step times the pairs that have no stored duration."""

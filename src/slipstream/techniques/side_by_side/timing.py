@@ -36,7 +36,7 @@ def timer(call: Call) -> Callable[[], object]:
     """Return a function that runs the pair as in a step, with different weights each time."""
     import torch
 
-    from slipstream.techniques.side_by_side.nn import put_beside
+    from slipstream.techniques.side_by_side.nn import interleave_updates
     from slipstream.techniques.side_by_side.updates import fused_step
 
     kind, rows, outputs, inputs, needs_input, count, trained, together = call.arguments
@@ -52,7 +52,7 @@ def timer(call: Call) -> Callable[[], object]:
         optimizer.step()
         layer = torch.nn.Linear(inputs, outputs)
         variants.append(
-            (put_beside([layer] if together else [], optimizer), owner, layer, optimizer)
+            (interleave_updates([layer] if together else [], optimizer), owner, layer, optimizer)
         )
     following = itertools.cycle(variants)
 

@@ -232,7 +232,7 @@ class _Search:
         return [self.samples[timing.samples].timed(timing) for timing in timings]
 
     def _whole(self, samples: float) -> int:
-        return whole(samples, self.facts.quantum)
+        return round_size(samples, self.facts.quantum)
 
     def _affordable(self) -> int:
         """Return the largest size that memory and time are expected to allow."""
@@ -250,7 +250,7 @@ class _Search:
         return int(largest) // self.facts.quantum * self.facts.quantum
 
 
-def whole(samples: float, quantum: int) -> int:
+def round_size(samples: float, quantum: int) -> int:
     """Round to the nearest possible size, to a multiple of eight if it is large.
 
     Kernels work on blocks, so a partial block takes longer than its size suggests, and such sizes
@@ -263,7 +263,7 @@ def whole(samples: float, quantum: int) -> int:
 def more_sizes(sizes: Sequence[int], quantum: int) -> list[int]:
     """Return sizes to add if one line misses measurements: in the middle of the widest gaps."""
     gaps = sorted(itertools.pairwise(sizes), key=lambda gap: gap[0] / gap[1])
-    middles = [whole(math.sqrt(low * high), quantum) for low, high in gaps]
+    middles = [round_size(math.sqrt(low * high), quantum) for low, high in gaps]
     new = [size for size in dict.fromkeys(middles) if size not in sizes]
     return sorted(new[: _MAX_SIZES - len(sizes)])
 

@@ -47,14 +47,14 @@ class DevicePrediction:
     Attributes:
         device: its name, as `predict_device` takes it.
         about: description.
-        known: provenance of its speed: measured here, or from its data sheet.
+        provenance: provenance of its speed: measured here, or from its data sheet.
         prediction: of the step there; `Prediction.why_not` gives the reason if there is none.
         price_per_hour: dollars; None if unknown.
     """
 
     device: str
     about: str
-    known: Provenance
+    provenance: Provenance
     prediction: Prediction
     price_per_hour: float | None = None
 
@@ -75,7 +75,7 @@ class DevicePrediction:
         return {
             "device": self.device,
             "about": self.about,
-            "known": str(self.known),
+            "known": str(self.provenance),
             "price_per_hour": self.price_per_hour,
             "sample_ns": self.sample_ns,
             "dollars_per_million_samples": self.dollars_per_million,
@@ -110,7 +110,7 @@ class DevicePredictions:
             Field.number(f"per {per}", lambda p: format_duration(p.sample_ns)),
             Field.number("faster", lambda p: SPEEDUP.cell(p.prediction)),
             Field.number("90 % interval", lambda p: INTERVAL.cell(p.prediction)),
-            Field.of("source", lambda p: _SOURCES.get(p.known, str(p.known))),
+            Field.of("source", lambda p: _SOURCES.get(p.provenance, str(p.provenance))),
         ]
         where = graph.meta.get("device_name") or graph.meta.get("cpu_capability") or "here"
         notes = [f"as recorded ({where}): {format_duration(replay(graph).step_ns)} per step"]
@@ -123,7 +123,7 @@ class DevicePredictions:
             for p in self.devices
             if p.prediction.why_not is not None
         ]
-        if any(p.known is Provenance.DATASHEET for p in predicted):
+        if any(p.provenance is Provenance.DATASHEET for p in predicted):
             notes.append(
                 "data sheets give limits, not kernel times: such a row is a rough estimate"
             )

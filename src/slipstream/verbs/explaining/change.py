@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.graph import Difference
-from slipstream.graph.views.diff import MIN_HALF_WIDTH, Row
+from slipstream.graph.views.diff import MIN_HALF_WIDTH, DiffRow
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs.explaining.path import shorten
@@ -17,7 +17,7 @@ def _signed(ns: float) -> str:
     return ("+" if ns > 0 else "") + format_duration(ns)
 
 
-_FIELDS: tuple[Field[Row], ...] = (
+_FIELDS: tuple[Field[DiffRow], ...] = (
     Field.of("", lambda row: row.status, optional=True),
     Field.number("before", lambda row: format_duration(row.before_ns)),
     Field.number("after", lambda row: format_duration(row.after_ns)),
@@ -135,5 +135,5 @@ class Change:
             + (" without page faults" if faults else "")
             + f": {self}"
         )
-        name: Field[Row] = Field.of(by, lambda row: shorten(row.name))
+        name: Field[DiffRow] = Field.of(by, lambda row: shorten(row.name))
         return Table.of(changed[:top], (name, *_FIELDS), title, notes)

@@ -15,7 +15,7 @@ from slipstream.graph import (
     Timeline,
     communication,
     find_critical_path,
-    lanes,
+    lane_utilisation,
     virtual_speedups,
 )
 from slipstream.graph.views.critical_path import Lane
@@ -49,7 +49,7 @@ def path_report(
             for c in groups[:top]
         ],
         "waiting_ns": {kind.name.lower(): ns for kind, ns in path.by_dependency().items()},
-        "lanes": lanes(timeline),
+        "lanes": lane_utilisation(timeline),
         "machine": timeline.graph.meta.get("machine"),
         "communication": communication(timeline),
         "duration_share": _provenances(timeline),
@@ -62,7 +62,7 @@ def path_report(
         first = _causal_table(payload["virtual_speedups"], by)
     else:
         first = _group_table(path, payload, by)
-    return [first, Table.of(lanes(timeline), _LANE_FIELDS)], payload
+    return [first, Table.of(lane_utilisation(timeline), _LANE_FIELDS)], payload
 
 
 def shorten(name: str) -> str:

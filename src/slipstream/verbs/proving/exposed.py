@@ -88,7 +88,7 @@ class Exposed:
         return Wait("", predicted, _sum([wait.measured_ns for wait in waits]))
 
     @property
-    def whole(self) -> Wait:
+    def total(self) -> Wait:
         return Wait("", self.predicted_ns, self.measured_ns)
 
 
@@ -135,7 +135,7 @@ def _exposed(detail: Mapping[str, Any], prediction: PredictionRecord | None) -> 
 def exposed_table(sides: Sequence[Exposed]) -> Table:
     layers = list(dict.fromkeys(wait.layer for side in sides for wait in side.layers))
     longest = {layer: max(side.of(layer).longest_ns for side in sides) for layer in layers}
-    min_ns = _MIN_SHARE * max((side.whole.longest_ns for side in sides), default=0.0)
+    min_ns = _MIN_SHARE * max((side.total.longest_ns for side in sides), default=0.0)
     longest_layers = sorted(layers, key=lambda layer: -longest[layer])[:_MAX_ROWS]
     shown = [layer for layer in layers if layer in longest_layers and longest[layer] > min_ns]
     others = [layer for layer in layers if layer not in shown]
@@ -143,7 +143,7 @@ def exposed_table(sides: Sequence[Exposed]) -> Table:
     if others:
         name = f"{len(others)} other{'s' * (len(others) > 1)}" if shown else "no layer"
         cells.append((name, *(str(side.among(others)) for side in sides)))
-    cells.append(("the step", *(str(side.whole) for side in sides)))
+    cells.append(("the step", *(str(side.total) for side in sides)))
     notes = [
         "how long a step waits for a layer's gradients: nothing is exposed while it computes; "
         "layers that arrive together share the time by size; measured in "

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.child import channel, leave
+from slipstream.child import channel, exit_with
 from slipstream.errors import WorkloadError
 from slipstream.measure.wire import Interface, Samples, by_phase, sampled
 from slipstream.ranks.launch import join
@@ -26,7 +26,7 @@ from slipstream.technique import Stage, TechniqueSettings, Traits
 from slipstream.techniques.distributed.exposed import (
     ExposedTimes,
     Layers,
-    TellsExposed,
+    ReportsExposed,
     step_by_step,
     typical,
     watch,
@@ -192,7 +192,7 @@ def _watched(
 
 def _plan_of(model: Any) -> str:
     """Describe the plan that a model chose to train by; empty if it has no choice."""
-    plan = getattr(model, "plan", None) if isinstance(model, TellsExposed) else None
+    plan = getattr(model, "plan", None) if isinstance(model, ReportsExposed) else None
     return "" if plan is None else str(plan.words)
 
 
@@ -232,4 +232,4 @@ def _run(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: int
     joining = Join(**join)
     recipe = replace(recipe, techniques=(*recipe.techniques, joining))
     rank_seed = seed * joining.ranks + joining.rank
-    return drive(recipe, program, leave, keep_in=Path(keep_in), seed=rank_seed)
+    return drive(recipe, program, exit_with, keep_in=Path(keep_in), seed=rank_seed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from slipstream.cluster import Collective, Group
-from slipstream.durations import Question
+from slipstream.durations import TimingRequest
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
 from slipstream.technique import CodeChange, Context, Quality, QualityKind
@@ -52,7 +52,7 @@ class Adasum(Spreads):
                 remedy="for example adasum:workers=8,per_node=4",
             )  # fmt: skip
 
-    def required_timings(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[TimingRequest]:
         """Return the copies of each parameter."""
         return [copying(gradient.spec) for gradient in gradients(graph)]
 

@@ -51,16 +51,16 @@ def grid_ns(cluster: Cluster, nbytes: float, members: Int64s) -> float:
 
 
 def line_ns(
-    cluster: Cluster, kind: str, nbytes: float, group: Group, *, whole: bool = False
+    cluster: Cluster, kind: str, nbytes: float, group: Group, *, half_precision: bool = False
 ) -> float:
     """Predict the duration of a `lines.scatter` or `lines.gather` alone, in ns.
 
     Args:
         kind: ``reduce_scatter`` or ``all_gather``.
-        whole: see `lines.best_algorithm`.
+        half_precision: see `lines.best_algorithm`.
     """
     ranks = group.ranks
-    chosen = best_algorithm(ranks, nbytes, whole=whole)
+    chosen = best_algorithm(ranks, nbytes, half_precision=half_precision)
     if chosen == "direct":
         collective = Collective("all_to_all", nbytes, group)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from slipstream.durations import Question
+from slipstream.durations import TimingRequest
 from slipstream.graph import Call, Editor, Exchange, Graph, Role, Work, price, replace_exchange
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques.distributed.compression.compressor import Compressor
@@ -54,7 +54,7 @@ class CompressionTechnique(Compressor, OnReplicas):
             return "gradients are not on CPU, where the encoders run"
         return None
 
-    def required_timings(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[TimingRequest]:
         """Return the encoding of each bucket, and all of its work."""
         questions = [q for row in _compressible(graph) for q in self._questions(row)]
         return list({question.call.key: question for question in questions}.values())
@@ -113,12 +113,12 @@ class CompressionTechnique(Compressor, OnReplicas):
             f'    slipstream.distributed.compress(model, "{self}")',
         )
 
-    def _questions(self, row: Exchange) -> tuple[Question, Question]:
+    def _questions(self, row: Exchange) -> tuple[TimingRequest, TimingRequest]:
         """Return the encoding of a bucket, and all of the work on it."""
         shapes = [spec.shape for spec in row.tensors]
         # One thread exchanges all buckets; its CPU time excludes other programs.
         encode, both = (
-            Question(exchange_call(self, shapes, row.ranks, part), threads=1)
+            TimingRequest(exchange_call(self, shapes, row.ranks, part), threads=1)
             for part in ("encode", "all")
         )
         return encode, both

@@ -102,7 +102,7 @@ class PriorityDDP(nn.Module):
         updates = Updates(optimizer)
         self.module = model
         self.plan: SlicePlan | None = None
-        self.learned: tuple[StepCosts, Link] | None = None
+        self.costs: tuple[StepCosts, Link] | None = None
         self._parent = process_group
         self._ranks = ProcessGroup(process_group, timeout_s, patience_s, "priority")
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -168,11 +168,11 @@ class PriorityDDP(nn.Module):
         self._end_ddp()
 
     @property
-    def settled(self) -> bool:
+    def is_plan_final(self) -> bool:
         """Whether the plan is final, or there is nothing to exchange."""
         return self._finalizer is None or (self.plan is not None and self._autotune is None)
 
-    def tell_exposed(self, exposed: ExposedTimes | None) -> None:
+    def report_exposed(self, exposed: ExposedTimes | None) -> None:
         """Report every interval in which training waits to `exposed`; None to stop."""
         self._rounds.exposed = exposed
         for replica in self._ddp:
@@ -324,7 +324,7 @@ class PriorityDDP(nn.Module):
         rounds.clock = None
         choice = (plan.choose(request, step, link, rounds.units), step, link)
         plans, step, link = self._broadcast(choice)
-        self.learned = (step, link)
+        self.costs = (step, link)
         rounds.in_parts = True
         if len(plans) > 1:
             self._autotune = Autotune(plans, step.compute_s)
@@ -348,10 +348,10 @@ class PriorityDDP(nn.Module):
         if not unchanged:
             self._end_ddp()
         if chosen.order != DDP:
-            assert self.learned is not None
+            assert self.costs is not None
             self._hooks.detach()
             self._hooks.attach()
-            self._use(chosen, self.learned[0].released)
+            self._use(chosen, self.costs[0].released)
             return
         self._hooks.detach()
         if self._autotune is None:
@@ -359,7 +359,7 @@ class PriorityDDP(nn.Module):
         if not unchanged:
             cap = None if chosen.bucket_mb == DEFAULT_MIB else chosen.bucket_mb
             self._ddp.append(replicated(self.module, self._ranks, self._parent, cap, self._unused))
-            self.tell_exposed(self._rounds.exposed)
+            self.report_exposed(self._rounds.exposed)
 
     def _end_ddp(self) -> None:
         if self._ddp:

@@ -211,7 +211,7 @@ class ShardedUpdate(WrappingOptimizer):
                 self._exposed.add(began, time.perf_counter(), (), "all_gather of parameters")
         return loss
 
-    def tell_exposed(self, exposed: ExposedTimes | None) -> None:
+    def report_exposed(self, exposed: ExposedTimes | None) -> None:
         """Report every wait for new parameters to `exposed` from now on; None stops."""
         self._exposed = exposed
 

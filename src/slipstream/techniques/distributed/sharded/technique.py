@@ -115,11 +115,13 @@ def _ours_ns(
         return None
     from slipstream.techniques.distributed.collectives.choice import line_ns
 
-    whole = collective.kind == "reduce_scatter" and any(
+    half_precision = collective.kind == "reduce_scatter" and any(
         spec.nbytes < 4 * spec.numel for spec in tensors
     )
     group = cluster.group_of(collective)
-    return line_ns(cluster, collective.kind, collective.nbytes, group, whole=whole)
+    return line_ns(
+        cluster, collective.kind, collective.nbytes, group, half_precision=half_precision
+    )
 
 
 def share_update(edit: Editor, graph: Graph, workers: int) -> None:

@@ -9,14 +9,14 @@ from slipstream.techniques.side_by_side.cuda.fuse import (
     resident_blocks,
 )
 from slipstream.techniques.side_by_side.cuda.resources import (
-    Compiled,
+    CompiledKernel,
     CudaCompilerError,
     Resources,
-    compiled,
+    compile_fused,
     why_no_nvcc,
 )
 from slipstream.techniques.side_by_side.hfuse import (
-    Emulated,
+    EmulationResult,
     EmulatorError,
     KernelSourceError,
     Launch,
@@ -25,16 +25,16 @@ from slipstream.techniques.side_by_side.hfuse import (
 
 __all__ = [
     "SCHEDULES",
-    "Compiled",
+    "CompiledKernel",
     "CudaCompilerError",
-    "Emulated",
+    "EmulationResult",
     "EmulatorError",
     "FusedKernel",
     "KernelSourceError",
     "Launch",
     "Part",
     "Resources",
-    "compiled",
+    "compile_fused",
     "emulate",
     "fuse",
     "parse_launch",

@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from slipstream.codegen import load
 from slipstream.techniques.side_by_side.cuda.fuse import FusedKernel, alone
 from slipstream.techniques.side_by_side.cuda.rewrite import Rewriter, parameter_names
-from slipstream.techniques.side_by_side.hfuse import Emulated, EmulatorError, Launch, differing
+from slipstream.techniques.side_by_side.hfuse import (
+    EmulationResult,
+    EmulatorError,
+    Launch,
+    differing,
+)
 
 # C++17, the default of nvcc.
 _FLAGS = (
@@ -224,7 +229,7 @@ def emulate(
     *,
     schedules: Sequence[int] = SCHEDULES,
     report: Callable[[str], None] = lambda line: None,
-) -> Emulated:
+) -> EmulationResult:
     """Run the kernels of `fused` sequentially and fused, and compare their memory.
 
     Args:
@@ -285,4 +290,4 @@ def emulate(
             ]
             max_differing = max(max_differing, sum(mismatches))
         compared = sum(array.values.nbytes for args in arguments for array in args.arrays)
-    return Emulated(len(schedules), compared, max_differing, trouble, has_atomics)
+    return EmulationResult(len(schedules), compared, max_differing, trouble, has_atomics)

@@ -38,7 +38,7 @@ class CudaCompilerError(SlipstreamError):
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """Resources of a kernel, as ptxas reports them.
 
     Attributes:
@@ -82,9 +82,9 @@ class Resources:
     """
 
     arch: str
-    alone: tuple[Compiled, ...]
-    free: Compiled
-    capped: Compiled
+    alone: tuple[CompiledKernel, ...]
+    free: CompiledKernel
+    capped: CompiledKernel
     blocks: int
     cap: int
 
@@ -112,7 +112,7 @@ def why_no_nvcc() -> str | None:
     return None if shutil.which("nvcc") else "nvcc is not installed"
 
 
-def compiled(fused: FusedKernel, arch: str = "sm_90") -> Resources:
+def compile_fused(fused: FusedKernel, arch: str = "sm_90") -> Resources:
     """Compile a fused kernel and each of its kernels alone.
 
     Raises:
@@ -129,7 +129,7 @@ def _single(launch: Launch) -> FusedKernel:
     return fuse([launch], f"slip_alone_{launch.kernel}")
 
 
-def _compile(kernel: FusedKernel, arch: str, blocks: int) -> Compiled:
+def _compile(kernel: FusedKernel, arch: str, blocks: int) -> CompiledKernel:
     if any(Rewriter(part).template_parameters for part in kernel.parts):
         raise CudaCompilerError(
             f"{kernel.name} is a template and needs arguments to be compiled",
@@ -139,7 +139,7 @@ def _compile(kernel: FusedKernel, arch: str, blocks: int) -> Compiled:
 
 
 @functools.cache
-def _compile_source(source: str, arch: str, blocks: int) -> Compiled:
+def _compile_source(source: str, arch: str, blocks: int) -> CompiledKernel:
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
         file, ptx, cubin = (Path(folder) / f"fused.{end}" for end in ("cu", "ptx", "cubin"))
         file.write_text(source, encoding="utf-8")
@@ -172,7 +172,7 @@ def run_tool(command: Sequence[str]) -> str:
     return output
 
 
-def parsed(report: str, ptx: str) -> Compiled:
+def parsed(report: str, ptx: str) -> CompiledKernel:
     """Parse the report of ptxas on a kernel, and the barriers in its PTX.
 
     Raises:
@@ -187,4 +187,4 @@ def parsed(report: str, ptx: str) -> Compiled:
         numbers = [int(part) for part in barrier[1].replace(" ", "").split(",") if part.isdigit()]
         barriers.append((numbers[0] if numbers else -1, numbers[1] if len(numbers) > 1 else 0))
     static = int(shared[1]) if shared else 0
-    return Compiled(int(usage[4]), int(usage[2]), static, tuple(dict.fromkeys(barriers)))
+    return CompiledKernel(int(usage[4]), int(usage[2]), static, tuple(dict.fromkeys(barriers)))

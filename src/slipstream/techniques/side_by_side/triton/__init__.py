@@ -1,7 +1,7 @@
 """Source-to-source fusion of Triton kernels, checked on the CPU and compiled without a GPU."""
 
 from slipstream.techniques.side_by_side.triton.arguments import Argument, arguments_of
-from slipstream.techniques.side_by_side.triton.check import ProgramResources, compiled, emulate
+from slipstream.techniques.side_by_side.triton.check import ProgramResources, compile_fused, emulate
 from slipstream.techniques.side_by_side.triton.fuse import FusedPrograms, ProgramPart, fuse
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "ProgramPart",
     "ProgramResources",
     "arguments_of",
-    "compiled",
+    "compile_fused",
     "emulate",
     "fuse",
 ]

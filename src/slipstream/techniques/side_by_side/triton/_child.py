@@ -23,7 +23,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from slipstream.child import channel
-from slipstream.codegen import imported
+from slipstream.codegen import import_file
 from slipstream.techniques.side_by_side.cuda.resources import parsed, run_tool
 from slipstream.techniques.side_by_side.hfuse import differing
 
@@ -95,7 +95,7 @@ def _interpreted(argument: Mapping[str, Any]) -> Any:
 
 def load(folder: str, module: str) -> Any:
     """Import a module of `folder`."""
-    return imported(Path(folder) / f"{module}.py")
+    return import_file(Path(folder) / f"{module}.py")
 
 
 def compare(

@@ -20,8 +20,8 @@ from typing import Any
 from slipstream.child import Child
 from slipstream.errors import ChildDiedError, ChildError, MissingExtraError, UsageError
 from slipstream.native import triton_module
-from slipstream.techniques.side_by_side.cuda.resources import Compiled, CudaCompilerError
-from slipstream.techniques.side_by_side.hfuse import Emulated, EmulatorError
+from slipstream.techniques.side_by_side.cuda.resources import CompiledKernel, CudaCompilerError
+from slipstream.techniques.side_by_side.hfuse import EmulationResult, EmulatorError
 from slipstream.techniques.side_by_side.triton.arguments import Argument, arguments_of
 from slipstream.techniques.side_by_side.triton.fuse import FusedPrograms, ProgramPart
 
@@ -45,9 +45,9 @@ class ProgramResources:
     """
 
     arch: str
-    alone: tuple[Compiled, ...]
-    evenly: Compiled
-    in_order: Compiled
+    alone: tuple[CompiledKernel, ...]
+    evenly: CompiledKernel
+    in_order: CompiledKernel
     code_bytes: int
 
     def summary(self, fused: FusedPrograms) -> str:
@@ -108,7 +108,9 @@ def described(part: ProgramPart) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def emulate(fused: FusedPrograms, *, report: Callable[[str], None] = lambda line: None) -> Emulated:
+def emulate(
+    fused: FusedPrograms, *, report: Callable[[str], None] = lambda line: None
+) -> EmulationResult:
     """Run the kernels of `fused` sequentially and fused, and compare their memory.
 
     Raises:
@@ -144,7 +146,7 @@ def emulate(fused: FusedPrograms, *, report: Callable[[str], None] = lambda line
         part.atomics and any(argument.type[:2] in ("fp", "bf") for argument in arguments_of(part))
         for part in fused.parts
     )
-    return Emulated(
+    return EmulationResult(
         answer.get("orders", 0), answer.get("compared", 0), answer.get("differing", 0),
         answer["trouble"], by_float_atomics, ordered="programs",
     )  # fmt: skip
@@ -157,7 +159,7 @@ def _failure(error: ChildError) -> str:
     return "it accesses memory out of bounds" if segfault else error.what
 
 
-def compiled(fused: FusedPrograms, arch: str = "sm_90") -> ProgramResources:
+def compile_fused(fused: FusedPrograms, arch: str = "sm_90") -> ProgramResources:
     """Compile a fused kernel and each of its kernels alone with Triton's compiler.
 
     Raises:
@@ -199,5 +201,5 @@ def compiled(fused: FusedPrograms, arch: str = "sm_90") -> ProgramResources:
     code_bytes = [answer.pop("code_bytes") for answer in answers]
     for answer in answers:
         answer["barriers"] = tuple(map(tuple, answer["barriers"]))
-    *alone, interleaved, in_order = (Compiled(**answer) for answer in answers)
+    *alone, interleaved, in_order = (CompiledKernel(**answer) for answer in answers)
     return ProgramResources(arch, tuple(alone), interleaved, in_order, code_bytes[-2])
