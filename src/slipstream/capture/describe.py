@@ -80,8 +80,15 @@ def describe_capture(
         "inference_mode": names.inference_mode,
         "baseline": describe_baseline(built, annotated, names.autocast),
         "lines": describe_lines(built, chains),
+        **_recursion(names),
         **_loops(built),
     }
+
+
+def _recursion(names: ModuleNames) -> dict[str, Any]:
+    """Describe modules that call themselves, see `ModuleNames.calls`."""
+    found = {name: calls for name, calls in names.calls.items() if any(calls)}
+    return {"recursive": found} if found else {}
 
 
 def _loops(built: BuiltWorkload) -> dict[str, Any]:

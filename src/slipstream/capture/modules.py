@@ -31,6 +31,7 @@ class ModuleNames:
             empty if no user code did.
         inference_mode: Whether a module ran under ``torch.inference_mode``.
         autocast: Dtype of the autocast that a module ran under, such as ``bfloat16``; else empty.
+        calls: By NAME, for each call of a module in order, how often it called itself directly.
     """
 
     def __init__(self, model: torch.nn.Module | None, lines: UserLines | None = None) -> None:
@@ -49,12 +50,15 @@ class ModuleNames:
         self.backward = ""
         self.inference_mode = False
         self.autocast = ""
+        self.calls: dict[str, list[int]] = {}
+        self._entered: dict[str, list[int]] = {}
 
     def __enter__(self) -> ModuleNames:
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         register = torch.nn.modules.module
+        self.calls, self._entered = {}, {}
         self._torch_backward = torch.autograd.backward
         # Torch has no hook for the call of a backward pass.
         torch.autograd.backward = self._watching
@@ -97,13 +101,21 @@ class ModuleNames:
     def _maker(self, module: torch.nn.Module) -> str:
         return "" if self._lines is None else innermost(self._lines.made(module))
 
+    def _name(self, module: torch.nn.Module) -> str:
+        return self._names.get(id(module), type(module).__name__)
+
     def _before(self, module: torch.nn.Module, inputs: Any) -> None:
         import torch
 
         if torch.compiler.is_compiling():
             return  # compiled regions contain no modules
 
-        name = self._names.get(id(module), type(module).__name__)
+        name = self._name(module)
+        calls, entered = self.calls.setdefault(name, []), self._entered.setdefault(name, [])
+        if entered:
+            calls[entered[-1]] += 1
+        entered.append(len(calls))
+        calls.append(0)
         if name not in self.sources:
             self.sources[name] = self._user_line() or self._maker(module)
         self.inference_mode |= torch.is_inference_mode_enabled()
@@ -117,6 +129,7 @@ class ModuleNames:
 
         if self._open and not torch.compiler.is_compiling():
             self._open.pop().__exit__(None, None, None)
+            self._entered[self._name(module)].pop()
 
 
 def module_classes(model: torch.nn.Module | None) -> dict[str, str]:

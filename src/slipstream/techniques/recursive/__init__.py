@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
+    from slipstream.techniques.recursive.calls import compile_calls
     from slipstream.techniques.recursive.cells import (
         DAGRNN,
         MVRNN,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from slipstream.techniques.recursive.traced import RecursiveModelError
 
 _HOMES = {
+    "calls": ("compile_calls",),
     "cells": (
         "Cell",
         "ChildSumTreeLSTM",
@@ -74,6 +76,7 @@ __all__ = [
     "TreeNode",
     "TreeRNN",
     "compile",
+    "compile_calls",
     "nested",
 ]
 

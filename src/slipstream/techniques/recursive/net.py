@@ -200,6 +200,11 @@ class RecursiveNet:
         self._generated: _Generated | None = None
         self._packed: _Packed | None = None
 
+    @property
+    def state_tree(self) -> Any:
+        """Nesting of the states in what the model returns, see `torch.utils._pytree`."""
+        return self._tracer.state_tree
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RecursiveModelError(
             "a compiled recursive model cannot be copied or pickled: it holds generated code",

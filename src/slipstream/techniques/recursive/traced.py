@@ -20,7 +20,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from slipstream.errors import SlipstreamError
 
@@ -195,14 +195,17 @@ class Tracer:
     Attributes:
         states: shape of each state, found from a node without recursive calls.
         dtype: of the states.
+        state_tree: their nesting in the result, see `torch.utils._pytree`.
     """
 
     def __init__(self, model: nn.Module, method: str = "forward") -> None:
         self.model, self.method = model, method
-        self._original: Callable[[Any], Any] = getattr(model, method)
+        found = getattr(model, method)
+        # As `compile_calls` wraps it.
+        self._original: Callable[[Any], Any] = getattr(found, "written", found)
         self.states: tuple[tuple[int, ...], ...] = ()
         self.dtype = torch.float32
-        self.single = False
+        self.state_tree: Any = None
 
     def trace(self, node: Any) -> Shape:
         """Trace a node, whose shape is new.
@@ -260,7 +263,7 @@ class Tracer:
             except _FirstCall as call:
                 node = call.node
         flat = self._flat(states)
-        self.single = isinstance(states, torch.Tensor)
+        self.state_tree = tree_flatten(states)[1]
         self.states = tuple(tuple(state.shape) for state in flat)
         self.dtype = flat[0].dtype
         if len({state.dtype for state in flat}) > 1 or self.dtype not in (
@@ -283,11 +286,14 @@ class Tracer:
     @contextmanager
     def _replaced(self, call: Callable[[Any], Any]) -> Iterator[None]:
         """Make recursive calls go to `call`."""
+        before = vars(self.model).get(self.method)
         vars(self.model)[self.method] = call
         try:
             yield
         finally:
             del vars(self.model)[self.method]
+            if before is not None:
+                vars(self.model)[self.method] = before
 
     def _run(self, record: Record, node: Any, states: Callable[[int], Any]) -> list[torch.Tensor]:
         known: dict[Any, int] = {}
@@ -312,8 +318,7 @@ class Tracer:
             if access not in known:
                 known[access] = len(record.children)
                 record.children.append((access, value))
-            given = states(known[access])
-            return given[0] if self.single else tuple(given)
+            return tree_unflatten(list(states(known[access])), self.state_tree)
 
         with self._replaced(call):
             try:
