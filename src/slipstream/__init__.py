@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slipstream import cluster, data, measure, nn, quant, ranks, search, ship, sparse
     from slipstream.cluster import Cluster
+    from slipstream.engines import storage
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
     from slipstream.search import Space, study
@@ -81,6 +82,7 @@ _PACKAGES = {
     "scan": "slipstream.techniques.scan",
     "sparse": "slipstream.sparse",
     "stability": "slipstream.ship.stability",
+    "storage": "slipstream.engines.storage",
     "xray": "slipstream.ship.xray",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -124,6 +126,7 @@ __all__ = [
     "ship",
     "sparse",
     "stability",
+    "storage",
     "study",
     "write_report",
     "xray",

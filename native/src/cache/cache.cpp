@@ -61,7 +61,7 @@ class Auto : public Policy {
     return now;
   }
   void run(const Request &now) {
-    const double window = static_cast<double>(std::max<int64_t>(20000, 16 * count_));
+    const double window = static_cast<double>(std::max<int64_t>(20000, 100 * count_));
     for (Shadow &shadow : shadows_) {
       const bool was = shadow.policy->request(now);
       shadow.hits *= 1.0 - 1.0 / window;
@@ -72,8 +72,9 @@ class Auto : public Policy {
     for (size_t n = 0; n < shadows_.size(); ++n) {
       if (shadows_[n].hits > shadows_[better].hits) better = n;
     }
-    // A change costs misses, so a small difference does not cause one.
-    if (shadows_[better].hits <= 1.02 * shadows_[best_].hits || clock_ < 1000) return;
+    // A change replaces contents: it must have gained half a cache of hits to be worth it.
+    const double cost = 0.5 * static_cast<double>(by_bytes_ ? used_ : count_);
+    if (shadows_[better].hits - shadows_[best_].hits <= cost || clock_ < 1000) return;
     best_ = better;
     for (size_t id = 0; id < cached_.size(); ++id) {
       if (cached_[id] && !shadows_[best_].policy->contains(static_cast<int32_t>(id))) {

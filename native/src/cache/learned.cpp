@@ -7,7 +7,7 @@ namespace slipstream {
 namespace cache {
 namespace {
 
-constexpr int kUses = 4, kIntervals = 6, kFeatures = kUses * kIntervals;
+constexpr int kUses = 8, kIntervals = 6, kFeatures = kUses * kIntervals;
 // Observations that the shape of a broader class counts for.
 constexpr double kShrinkage = 20.0;
 // Caches up to this size are searched whole for the object to evict; in larger ones, so many
@@ -85,7 +85,8 @@ void Learned::grow(size_t count) {
 }
 
 int32_t Learned::class_of(const Request &now, int64_t interval) {
-  const int uses = std::min<int>(uses_[now.id], kUses - 1);
+  int uses = 0;  // octaves
+  while (uses < kUses - 1 && uses_[now.id] >> uses != 0) ++uses;
   const int length = interval <= 0 ? 0 : std::min(1 + bin_of(interval) / 12, kIntervals - 1);
   const int32_t number = (std::max(now.context, 0) * kUses + uses) * kIntervals + length;
   if (static_cast<size_t>(number) >= classes_.size()) {

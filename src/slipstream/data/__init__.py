@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipstream.data._access import available, get, why_absent
 from slipstream.data._integrity import RecordedFile, Verification, checksum, recorded_files, verify
+from slipstream.data._traces import ORACLE_GENERAL
 from slipstream.data.catalogue import Entry, manifest
 from slipstream.data.errors import CorruptDataError, MissingDataError
 from slipstream.data.kinds import (
@@ -28,6 +29,7 @@ from slipstream.data.kinds import (
 )
 
 __all__ = [
+    "ORACLE_GENERAL",
     "Accesses",
     "Audio",
     "ClickRows",

@@ -18,10 +18,11 @@ from slipstream.errors import UnknownNameError
 
 # More than ten times the unpacked size of the largest trace.
 _MAX_BYTES = 256 << 20
-# One record of libCacheSim's "oracleGeneral" format, 24 bytes without padding.
-_ORACLE_GENERAL = np.dtype(
+# 24 bytes without padding.
+ORACLE_GENERAL = np.dtype(
     [("time", "<u4"), ("key", "<u8"), ("size", "<u4"), ("next_access", "<i8")]
 )
+"""Records of libCacheSim's ``oracleGeneral`` files: time in s, size in bytes."""
 
 _Columns = tuple[NDArray[np.uint64], NDArray[np.int64] | None, NDArray[np.int64] | None]
 
@@ -112,7 +113,7 @@ def _time_key_size(content: bytes) -> _Columns:
 
 
 def _oracle_general(content: bytes) -> _Columns:
-    records = np.frombuffer(content, dtype=_ORACLE_GENERAL)
+    records = np.frombuffer(content, dtype=ORACLE_GENERAL)
     return (
         records["key"].copy(),
         records["size"].astype(np.int64),

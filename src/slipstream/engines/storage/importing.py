@@ -1,0 +1,303 @@
+"""Traces of storage requests from other tools' files: OpenTelemetry, Jaeger, CSV, cache traces."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream import data
+from slipstream.engines.storage.policies import numbered
+from slipstream.engines.storage.traces import OPS, AccessTrace, TraceError
+from slipstream.errors import MissingExtraError, UsageError
+from slipstream.files import opened, read_bytes
+
+_ORACLE_GENERAL = data.ORACLE_GENERAL
+_OBJECT = ("object", "object_id", "id", "key", "file.path", "path", "url.path", "http.url")
+_SIZE = ("size", "object_size", "bytes", "file.size", "http.response.body.size")
+_TIMES = {"time_ns": 1.0, "time": 1e9, "timestamp": 1e9, "time_s": 1e9, "time_ms": 1e6}
+_MAX_BYTES = 4 << 30
+
+
+class _Row(NamedTuple):
+    time_ns: int
+    object: str
+    size: int
+    op: int
+    context: dict[str, str]
+
+
+def import_trace(source: str, *, skip_bad: bool = False) -> AccessTrace:
+    """Read a trace of storage requests.
+
+    Args:
+        source: ``.npz`` of `AccessTrace.save`; spans as OTLP ``.pb`` or ``.json``, or Jaeger
+            ``.json``, of which those with an attribute such as ``file.path`` are requests; ``.csv``
+            with a header (object, size, time, op; other columns are context); libCacheSim's
+            ``.oracleGeneral``; or ``cache_traces:NAME``, a public trace in ``SLIPSTREAM_DATA``.
+        skip_bad: whether to count malformed rows and spans in `AccessTrace.notes`, rather than to
+            raise an error.
+
+    Raises:
+        TraceError: the file is damaged; `where` has the line or byte.
+        UsageError: the format is unknown.
+        MissingExtraError: protobuf files need opentelemetry-proto.
+    """
+    if source.startswith("cache_traces:"):
+        found = data.get("cache_traces", trace=source.partition(":")[2])
+        sizes = np.ones(len(found), np.int64) if found.sizes is None else found.sizes
+        return AccessTrace.checked(numbered(found.keys)[0], sizes, found.times)
+    path = Path(source)
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix != ".gz"]
+    if ".npz" in suffixes:
+        return AccessTrace.load(path)
+    if ".oraclegeneral" in suffixes:
+        return _oracle_general(path)
+    readers: dict[str, Callable[[Path, _Bad], Iterator[_Row]]] = {
+        ".csv": _csv_rows, ".json": _json_rows, ".pb": _protobuf_rows, ".otlp": _protobuf_rows,
+    }  # fmt: skip
+    reader = readers.get(suffixes[-1] if suffixes else "")
+    if reader is None:
+        raise UsageError(
+            f"the format of '{path.name}' is unknown",
+            remedy=f"use one of: {', '.join(readers)}, .npz, .oracleGeneral, cache_traces:NAME",
+        )
+    bad = _Bad(path, skip_bad)
+    rows = list(reader(path, bad))
+    if suffixes[-1] != ".csv":
+        # Spans are written when they end.
+        rows.sort(key=lambda row: row.time_ns)
+    return AccessTrace.of(
+        [row.object for row in rows], [row.size for row in rows],
+        time_ns=[row.time_ns for row in rows], ops=[row.op for row in rows],
+        contexts=[row.context for row in rows], notes=bad.notes,
+    )  # fmt: skip
+
+
+class _Bad:
+    """Raises an error for a malformed entry of a file, or counts it in `notes`."""
+
+    def __init__(self, path: Path, skip: bool) -> None:
+        self.notes: Counter[str] = Counter()
+        self._path, self._skip = path, skip
+
+    def __call__(self, place: str, what: str) -> None:
+        if not self._skip:
+            raise TraceError(
+                what, where=f"{self._path}, {place}",
+                remedy="correct the file, or skip and count such entries with --skip-bad",
+            )  # fmt: skip
+        self.notes["bad entries skipped"] += 1
+
+
+def _oracle_general(path: Path) -> AccessTrace:
+    content = read_bytes(path, TraceError, most=_MAX_BYTES)
+    if extra := len(content) % _ORACLE_GENERAL.itemsize:
+        raise TraceError(
+            f"the last record has {extra} of {_ORACLE_GENERAL.itemsize} bytes",
+            where=f"{path}, byte {len(content) - extra}", remedy="copy the file again",
+        )  # fmt: skip
+    records = np.frombuffer(content, _ORACLE_GENERAL)
+    times = records["time"].astype(np.int64) * 1_000_000_000
+    return AccessTrace.checked(numbered(records["key"])[0], records["size"], times)
+
+
+def _csv_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
+    text = read_bytes(path, TraceError, most=_MAX_BYTES).decode("utf-8", "replace")
+    reader = csv.reader(io.StringIO(text))
+    header = [name.strip() for name in next(reader, [])]
+    places = {name.lower(): at for at, name in enumerate(header)}
+    at_object = next((places[name] for name in _OBJECT if name in places), None)
+    at_size = next((places[name] for name in _SIZE if name in places), None)
+    time = next(((places[name], unit) for name, unit in _TIMES.items() if name in places), None)
+    at_op = places.get("op")
+    if at_object is None:
+        raise TraceError(
+            f"the header has no column for the object, such as {_OBJECT[0]}; "
+            f"it is: {','.join(header)[:80]}", where=f"{path}, line 1",
+            remedy="name the columns object, size, time and op; all but object are optional",
+        )  # fmt: skip
+    used = {at_object, at_size, at_op, None if time is None else time[0]}
+    context = [(at, name) for at, name in enumerate(header) if at not in used]
+    for number, row in enumerate(reader):
+        if not row:
+            continue
+        try:
+            if len(row) != len(header):
+                raise ValueError(f"{len(row)} fields under {len(header)} columns")
+            yield _Row(
+                number if time is None else int(float(row[time[0]]) * time[1]),
+                row[at_object], 1 if at_size is None else _size(row[at_size]),
+                1 if at_op is None else OPS.index(row[at_op].strip().lower()),
+                {name: row[at] for at, name in context},
+            )  # fmt: skip
+        except (ValueError, OverflowError) as error:
+            bad(f"line {reader.line_num}", f"the row is malformed: {error}")
+
+
+def _size(value: Any) -> int:
+    size = int(value)
+    if size < 0:
+        raise ValueError(f"the size {size} is negative")
+    return size
+
+
+class _Span(NamedTuple):
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    start_ns: int
+    attributes: dict[str, str]
+
+
+def _rows_of(spans: Iterator[_Span], bad: _Bad) -> Iterator[_Row]:
+    """Yield the spans that are requests, with the names of the spans around them."""
+    spans_by_id: dict[tuple[str, str], _Span] = {}
+    for span in spans:
+        key = span.trace_id, span.span_id
+        if spans_by_id.setdefault(key, span) is not span:
+            bad.notes["duplicate spans skipped"] += 1
+    for number, span in enumerate(spans_by_id.values()):
+        attributes = dict(span.attributes)
+        name = next((attributes.pop(key) for key in _OBJECT if key in attributes), None)
+        if name is None:
+            continue
+        try:
+            size = _size(next((attributes.pop(key) for key in _SIZE if key in attributes), 1))
+        except ValueError as error:
+            bad(f"request {number + 1}", f"span {span.span_id} is malformed: {error}")
+            continue
+        callers, parent = [span.name], span
+        while (parent := spans_by_id.get((span.trace_id, parent.parent_id), span)) is not span:
+            callers.append(parent.name)
+            if len(callers) > 32:  # a cycle, or deeper than is informative
+                break
+        text = f"{span.name} {attributes.pop('op', '')}".lower()
+        op = next((at for at, kind in enumerate(OPS) if kind in text), OPS.index("read"))
+        attributes["span"] = "/".join(reversed(callers))
+        yield _Row(span.start_ns, name, size, op, attributes)
+
+
+def _json_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
+    """Read OTLP or Jaeger JSON; OTLP may have one message per line."""
+    with opened(path, TraceError) as file:
+        content = file.read(_MAX_BYTES)
+    documents = []
+    try:
+        documents.append(json.loads(content))
+    except ValueError as error:
+        lines = content.splitlines()
+        if len(lines) < 2 or not lines[0].rstrip().endswith(b"}"):
+            offset = getattr(error, "pos", 0)
+            raise TraceError(
+                f"is not complete JSON: {error}", where=f"{path}, byte {offset}",
+                remedy="export it again; it may have been cut off",
+            ) from error  # fmt: skip
+        for number, line in enumerate(lines):
+            try:
+                documents += [json.loads(line)] if line.strip() else []
+            except ValueError as damage:
+                bad(f"line {number + 1}", f"the line is not JSON: {damage}")
+    yield from _rows_of(_json_spans(documents, bad), bad)
+
+
+def _json_spans(documents: list[Any], bad: _Bad) -> Iterator[_Span]:
+    for document in documents:
+        if not isinstance(document, dict) or not ({"resourceSpans", "data"} & set(document)):
+            bad("the top level", "there is neither resourceSpans (OTLP) nor data (Jaeger)")
+            continue
+        for resource in document.get("resourceSpans", ()):
+            shared = _attributes(resource.get("resource", {}).get("attributes", ()))
+            for scope in resource.get("scopeSpans", ()):
+                yield from _checked(scope.get("spans", ()), shared, _otlp_span, bad)
+        for trace in document.get("data") or ():
+            processes = trace.get("processes", {})
+            services = {
+                key: {"service.name": str(process.get("serviceName", ""))}
+                for key, process in processes.items()
+            }
+            for span in trace.get("spans", ()):
+                shared = services.get(span.get("processID"), {})
+                yield from _checked((span,), shared, _jaeger_span, bad)
+
+
+def _checked(
+    spans: Any, shared: dict[str, str], read: Callable[[Any, dict[str, str]], _Span], bad: _Bad
+) -> Iterator[_Span]:
+    for number, span in enumerate(spans):
+        try:
+            yield read(span, shared)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            bad(f"span {number + 1}", f"the span is malformed: {type(error).__name__} {error}")
+
+
+def _otlp_span(span: Any, shared: dict[str, str]) -> _Span:
+    # Ids are hexadecimal and int64 are strings, unlike in protobuf's own JSON.
+    for key, length in (("traceId", 32), ("spanId", 16)):
+        if len(bytes.fromhex(span[key])) * 2 != length:
+            raise ValueError(f"{key} '{span[key]}' does not have {length} hexadecimal digits")
+    attributes = shared | _attributes(span.get("attributes", ()))
+    return _Span(
+        span["traceId"].lower(), span["spanId"].lower(), span.get("parentSpanId", "").lower(),
+        str(span.get("name", "")), int(span["startTimeUnixNano"]), attributes,
+    )  # fmt: skip
+
+
+def _jaeger_span(span: Any, shared: dict[str, str]) -> _Span:
+    tags = {str(tag["key"]): str(tag.get("value", "")) for tag in span.get("tags") or ()}
+    parents = [link["spanID"] for link in span.get("references") or () if "spanID" in link]
+    return _Span(
+        str(span["traceID"]), str(span["spanID"]), str(parents[0]) if parents else "",
+        str(span.get("operationName", "")), int(span["startTime"]) * 1000, shared | tags,
+    )  # fmt: skip
+
+
+def _attributes(pairs: Any) -> dict[str, str]:
+    return {str(pair["key"]): _text(pair.get("value") or {}) for pair in pairs}
+
+
+def _text(value: dict[str, Any]) -> str:
+    return str(next(iter(value.values()), ""))
+
+
+def _protobuf_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
+    yield from _rows_of(_protobuf_spans(path), bad)
+
+
+def _protobuf_spans(path: Path) -> Iterator[_Span]:
+    try:
+        from google.protobuf.message import DecodeError
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+    except ImportError:
+        raise MissingExtraError("OTLP protobuf", "opentelemetry-proto", "storage") from None
+    message = trace_service_pb2.ExportTraceServiceRequest()
+    content = read_bytes(path, TraceError, most=_MAX_BYTES)
+    try:
+        message.ParseFromString(content)
+    except DecodeError as error:
+        raise TraceError(
+            f"is not an OTLP trace message: {error}", where=f"{path}, {len(content)} bytes",
+            remedy="export it again; it may have been cut off",
+        ) from error  # fmt: skip
+    for resource in message.resource_spans:
+        shared = _values(resource.resource.attributes)
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                yield _Span(
+                    span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.name,
+                    span.start_time_unix_nano, shared | _values(span.attributes),
+                )  # fmt: skip
+
+
+def _values(pairs: Any) -> dict[str, str]:
+    return {
+        pair.key: str(getattr(pair.value, pair.value.WhichOneof("value") or "", ""))
+        for pair in pairs
+    }

@@ -1,0 +1,282 @@
+"""A cache of files on a fast disk for training jobs that read them from a slow origin."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+from urllib.parse import quote, unquote
+
+from slipstream.engines.storage.policies import CachePolicy
+from slipstream.engines.storage.tokens import ContextClasses
+from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
+from slipstream.files import replacing
+from slipstream.units import parse_bytes
+
+_T = TypeVar("_T")
+_SUFFIX = ".cached"
+# Longest name of a file on common file systems, less what a temporary name adds.
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class CacheCounts:
+    """Counts since a cache was opened.
+
+    Attributes:
+        hits: reads from the fast disk.
+        origin_bytes, origin_ns: read from the origin, and the time of these reads.
+        disk_errors: files that could not be read from, or written to, the fast disk.
+    """
+
+    reads: int = 0
+    hits: int = 0
+    bytes: int = 0
+    origin_bytes: int = 0
+    origin_ns: int = 0
+    disk_errors: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.reads if self.reads else 0.0
+
+
+class ShardCache:
+    """Read files from an origin, and keep those in a folder that will be read again soonest.
+
+    The policy is the one that `simulate` predicts with. Files must not change at the origin.
+    If the fast disk fails or is full, files are read from the origin. Threads may share a cache;
+    processes may not, so a DataLoader over it has no workers.
+
+    Args:
+        folder: on the fast disk; what an earlier cache left there is used.
+        capacity: bytes, such as ``200GB``.
+        origin: a folder, a URL that fsspec can open, or a function from a name to its bytes.
+        policy: see `POLICIES`.
+        context: context of every read of this job, such as ``{"job": "pretraining"}``.
+        by_bytes: see `CachePolicy`.
+
+    Raises:
+        InvalidArgumentError: the capacity is malformed.
+        SlipstreamError: the folder cannot be created.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        capacity: int | str,
+        origin: str | Path | Callable[[str], bytes],
+        *,
+        policy: str = "auto",
+        context: Mapping[str, str] | None = None,
+        by_bytes: bool = False,
+    ) -> None:
+        size = parse_bytes(capacity, "capacity") if isinstance(capacity, str) else capacity
+        if policy == "belady":
+            raise InvalidArgumentError(
+                "policy", "belady knows the future, which a running cache does not",
+                remedy="policy='auto'",
+            )  # fmt: skip
+        self._policy = CachePolicy(policy, size, by_bytes=by_bytes)
+        self._folder = Path(folder)
+        self._fetch = origin if callable(origin) else _origin(str(origin))
+        self._context = dict(context or {})
+        self._classes, self._lock, self._pid = ContextClasses(), threading.Lock(), os.getpid()
+        # A file of another size is another object, since a policy's objects keep their size.
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._names: list[str] = []
+        self._stored: set[str] = set()
+        self.counts = CacheCounts()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._adopt()
+        except OSError as error:
+            raise SlipstreamError(
+                f"the cache folder cannot be used: {error.strerror}", where=str(folder),
+                remedy="name a folder on the fast disk that you may write to",
+            ) from error  # fmt: skip
+
+    @property
+    def policy(self) -> str:
+        """The policy that decides at present."""
+        return self._policy.followed
+
+    def read(self, name: str, context: Mapping[str, str] | None = None) -> bytes:
+        """Return the bytes of a file.
+
+        Args:
+            context: context of this read, in addition to that of the cache.
+
+        Raises:
+            SlipstreamError: the origin fails, or this is another process than the one that
+                created the cache.
+        """
+        if os.getpid() != self._pid:
+            raise SlipstreamError(
+                "a ShardCache was used in another process than the one that created it",
+                remedy="use DataLoader(num_workers=0), or create a ShardCache with its own folder "
+                "in each worker",
+            )
+        content = self._read_stored(name)
+        hit = content is not None
+        elapsed_ns = 0
+        if content is None:
+            start_ns = time.perf_counter_ns()
+            content = self._read_origin(name)
+            elapsed_ns = time.perf_counter_ns() - start_ns
+        with self._lock:
+            counts = self.counts
+            self.counts = replace(
+                counts, reads=counts.reads + 1, hits=counts.hits + hit,
+                bytes=counts.bytes + len(content),
+                origin_bytes=counts.origin_bytes + (0 if hit else len(content)),
+                origin_ns=counts.origin_ns + elapsed_ns,
+            )  # fmt: skip
+            self._update(name, content, {**self._context, **(context or {})})
+        return content
+
+    def open(self, name: str) -> io.BytesIO:
+        """Return a file object over `read`, for decoders."""
+        return io.BytesIO(self.read(name))
+
+    def _update(self, name: str, content: bytes, context: Mapping[str, str]) -> None:
+        """Let the policy see a read, and make the folder what it decides."""
+        number = self._number(name, len(content))
+        pairs = (*sorted(context.items()), ("object", name))
+        _, keep = self._policy.request(number, len(content), self._classes.number(pairs))
+        for evicted in self._policy.evicted():
+            if evicted != number:
+                self._remove(self._names[evicted])
+        if keep and name not in self._stored:
+            try:
+                with replacing(self._path(name)) as temporary:
+                    temporary.write_bytes(content)
+                self._stored.add(name)
+            except OSError:
+                self._count_disk_error()
+        elif not keep and name in self._stored:
+            self._remove(name)
+
+    def _number(self, name: str, size: int) -> int:
+        number = self._numbers.setdefault((name, size), len(self._names))
+        if number == len(self._names):
+            self._names.append(name)
+        return number
+
+    def _path(self, name: str) -> Path:
+        # Percent-encoded, so that the folder lists what it holds; ":" cannot be part of a quoted
+        # name and marks a digest.
+        text = quote(name, safe="")
+        if len(text) > _MAX_NAME:
+            import hashlib
+
+            text = ":" + hashlib.sha256(name.encode()).hexdigest()
+        return self._folder / (text + _SUFFIX)
+
+    def _adopt(self) -> None:
+        """Take over the files that an earlier cache left, the least recently written first."""
+        found = [(path.stat(), path) for path in self._folder.glob("*" + _SUFFIX)]
+        for status, path in sorted(found, key=lambda entry: entry[0].st_mtime_ns):
+            name = unquote(path.name.removesuffix(_SUFFIX))
+            self._stored.add(name)
+            number = self._number(name, status.st_size)
+            pairs = (*sorted(self._context.items()), ("object", name))
+            _, keep = self._policy.request(number, status.st_size, self._classes.number(pairs))
+            for evicted in (*self._policy.evicted(), *(() if keep else (number,))):
+                self._remove(self._names[evicted])
+
+    def _remove(self, name: str) -> None:
+        self._stored.discard(name)
+        try:
+            self._path(name).unlink(missing_ok=True)
+        except OSError:
+            self._count_disk_error()
+
+    def _read_stored(self, name: str) -> bytes | None:
+        if name not in self._stored:
+            return None
+        try:
+            return self._path(name).read_bytes()
+        except FileNotFoundError:  # evicted by another thread
+            return None
+        except OSError:
+            with self._lock:
+                self._stored.discard(name)
+                self._count_disk_error()
+            return None
+
+    def _count_disk_error(self) -> None:
+        self.counts = replace(self.counts, disk_errors=self.counts.disk_errors + 1)
+
+    def _read_origin(self, name: str) -> bytes:
+        try:
+            return self._fetch(name)
+        except SlipstreamError:
+            raise
+        except Exception as error:  # an fsspec file system raises errors of its own
+            raise SlipstreamError(
+                f"the origin cannot be read: {type(error).__name__}: {error}", where=name,
+                remedy="check the name and the origin; files in the cache can still be read",
+            ) from error  # fmt: skip
+
+
+def _origin(place: str) -> Callable[[str], bytes]:
+    """Return a function that reads a file below a folder or a URL."""
+    if "://" not in place:
+        return lambda name: Path(place, name).read_bytes()
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise MissingExtraError(f"the origin {place}", "fsspec", "storage") from None
+    system, root = url_to_fs(place)
+
+    def fetch(name: str) -> bytes:
+        content: bytes = system.cat_file(f"{root.rstrip('/')}/{name}")
+        return content
+
+    return fetch
+
+
+class CachedDataset(Generic[_T]):
+    """A dataset of files for ``torch.utils.data.DataLoader``, read through a cache.
+
+    Args:
+        names: of the files at the origin, one per sample.
+        decode: makes a sample from a file's bytes.
+        context: of these reads, such as ``{"split": "train"}``.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        cache: ShardCache,
+        decode: Callable[[bytes], _T],
+        context: Mapping[str, str] | None = None,
+    ) -> None:
+        self.names, self.cache, self.decode, self.context = names, cache, decode, context
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> _T:
+        return self.decode(self.cache.read(self.names[index], self.context))
+
+
+def throttled(
+    fetch: Callable[[str], bytes], latency_s: float, bytes_per_s: float
+) -> Callable[[str], bytes]:
+    """Return `fetch` slowed down to a latency and a bandwidth, as an origin for trials."""
+
+    def slow(name: str) -> bytes:
+        start = time.perf_counter()
+        content = fetch(name)
+        due = latency_s + len(content) / bytes_per_s
+        time.sleep(max(0.0, due - (time.perf_counter() - start)))
+        return content
+
+    return slow
