@@ -113,7 +113,7 @@ export function Overview() {
           </Heading>
           <MemoryStack />
           <Heading view="whatifs" text="What would help">
-            {found.state === "ready" ? "time of a sample, before over after" : ""}
+            {found.state === "ready" ? "speed-up of the time per sample" : ""}
           </Heading>
           {found.state === "ready" && found.ranked.length ? (
             <Ranking names={found.ranked.slice(0, ranked)} brief />
@@ -126,7 +126,8 @@ export function Overview() {
           )}
           {found.state === "ready" && found.ranked.length > ranked ? (
             <button type="button" class="link" onClick={() => (view.value = "whatifs")}>
-              {found.ranked.length - ranked} more, and {found.not_applicable.length} that do not apply
+              {found.ranked.length - ranked} more, and {found.not_applicable.length} that do not
+              apply
             </button>
           ) : null}
         </div>

@@ -70,7 +70,7 @@ function Outcome() {
             [{now.speedup_interval[0].toFixed(2)}, {now.speedup_interval[1].toFixed(2)}]
           </span>
         ) : (
-          <span class="faint"> as it is</span>
+          <span class="faint"> baseline</span>
         )}
       </p>
       <dl>
@@ -96,7 +96,7 @@ function Outcome() {
         </dd>
         {now ? (
           <>
-            <dt>numbers</dt>
+            <dt>numerics</dt>
             <dd>{now.numerics ?? "unknown"}</dd>
             <dt>rests on</dt>
             <dd>

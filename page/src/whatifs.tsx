@@ -28,13 +28,12 @@ export function WhatIfView() {
         <p>No installed technique applies to this step.</p>
       )}
       <p class="faint">
-        Speed-up is the time of a sample before over after, with its 90 % interval; 1x is no change.
+        Speed-up is the ratio of the time per sample before the change to that after it, with a 90 %
+        interval; 1x is no change.
         {found.pareto_front.length
           ? " A star marks what is Pareto-optimal in time, memory and numerics."
           : ""}
-        {all
-          ? ` The switchboard has ${done} of ${plural(all, "combination")} of up to four.`
-          : ""}
+        {all ? ` The switchboard has ${done} of ${plural(all, "combination")} of up to four.` : ""}
       </p>
       {found.ranked.length ? <MeasuredNote found={found} /> : null}
       <Failures found={found} />
@@ -109,8 +108,8 @@ export function Ranking({ names, brief = false }: { names: string[]; brief?: boo
                 <th scope="col" class="right figure">
                   step
                 </th>
-                <th scope="col" class="numbers">
-                  numbers
+                <th scope="col" class="numerics">
+                  numerics
                 </th>
                 <th scope="col" class="rests-on">
                   rests on

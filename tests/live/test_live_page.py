@@ -220,7 +220,7 @@ def test_a_switch_simulates_a_new_combination(page: Page) -> None:
         found = page.analyst.simulate("+".join(parts))
         shown = page.until(
             "return document.querySelector('.outcome').innerText",
-            lambda text: not text.startswith("simulating") and "as it is" not in text,
+            lambda text: not text.startswith("simulating") and "baseline" not in text,
         )
         if "reason" in found:
             assert found["reason"] in shown

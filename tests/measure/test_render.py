@@ -15,7 +15,7 @@ from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.claims import claims
 from slipstream.measure.history import steps
 from slipstream.measure.page import comparison_html
-from slipstream.measure.records import Event, ExperimentSettings, Phase, Verdict
+from slipstream.measure.records import UNCHANGED, Event, ExperimentSettings, Phase, Verdict
 from slipstream.measure.render import (
     compare_experiments,
     comparison_rows,
@@ -44,6 +44,11 @@ def test_one_line_has_prediction_and_measurement() -> None:
     assert row["clock"] == "carries the claim"
     assert row["env"] == experiment().environment.env_id
     assert str(row["A"]).endswith("ms")
+
+
+def test_the_arm_without_techniques_is_called_baseline() -> None:
+    made = replace(experiment(), settings=ExperimentSettings(UNCHANGED))
+    assert comparison_table(made, [claim()]).notes[0].startswith("A = baseline;")
 
 
 def test_a_prediction_that_holds_is_not_outside() -> None:

@@ -25,6 +25,9 @@ All values are per call: a sample of `ArmRecord.inner` calls is divided by it.
 AUTO: Metric = "auto"
 """Value of `ExperimentSettings.primary` that lets the data choose wall or CPU time."""
 
+UNCHANGED = "as it is"
+"""Stored name of the arm without techniques."""
+
 AFTERWARDS = "afterwards"
 """Kind of the event with an arm's observations after all timing."""
 RUN_DELAY: Metric = "run_delay"
@@ -184,6 +187,11 @@ class Claim:
     def ci(self) -> tuple[float, float]:
         """The interval of `ratio`."""
         return self.low, self.high
+
+
+def arm_label(name: str) -> str:
+    """Return the name of an arm in text: ``baseline`` for the one without techniques."""
+    return "baseline" if name == UNCHANGED else name
 
 
 def guard_name(baseline: str) -> str:

@@ -31,6 +31,7 @@ from slipstream.measure.records import (
     Phase,
     PredictionRecord,
     Verdict,
+    arm_label,
     guard_name,
 )
 from slipstream.measure.statistics import Interval, median_interval
@@ -593,7 +594,7 @@ def _guard_result(row: ComparisonRow) -> str:
 def guard_sentence(row: ComparisonRow) -> str:
     """Describe the result of the baseline against itself, a row for which `is_guard` is True."""
     return (
-        f"{row.baseline} against itself, {row.metric}: "
+        f"{arm_label(row.baseline)} against itself, {row.metric}: "
         f"{format_change(row)} at {format_percent(row.level)}, {row.blocks} blocks: "
         f"{_guard_result(row)}"
     )
@@ -610,9 +611,9 @@ def _notes(
 ) -> list[str]:
     settings = experiment.settings
     notes = [
-        f"A = {settings.baseline}; changes are over paired blocks: speed-up A / B for times, "
-        f"percent for sizes, else B / A; intervals hold at {format_percent(settings.level)} over "
-        "all looks together; error: measured against predicted; "
+        f"A = {arm_label(settings.baseline)}; changes are over paired blocks: speed-up A / B for "
+        f"times, percent for sizes, else B / A; intervals hold at "
+        f"{format_percent(settings.level)} over all looks together; error: measured against predicted; "
         "detectable: the smallest difference that this run could have detected; "
         "\u2013: undetermined."
     ]

@@ -310,8 +310,8 @@ SPEEDUP: Field[Prediction] = Field.number("speed-up", lambda p: f"{p.speedup:.2f
 INTERVAL: Field[Prediction] = Field.number("90 % interval", _reach)
 MEMORY: Field[Prediction] = Field.number("memory", _memory_change)
 STEP: Field[Prediction] = Field.number("step", lambda p: format_duration(p.step_ns), optional=True)
-NUMBERS: Field[Prediction] = Field.of(
-    "numbers", lambda p: p.quality.kind.value if p.quality else "-", optional=True
+NUMERICS: Field[Prediction] = Field.of(
+    "numerics", lambda p: p.quality.kind.value if p.quality else "-", optional=True
 )
 RESTS_ON: Field[Prediction] = Field.of(
     "rests on",
@@ -327,7 +327,7 @@ DRAWN: tuple[Field[Prediction], ...] = (
     Field.of(
         "memory", lambda p: " to ".join(map(format_bytes, p.memory)) if all(p.memory) else "-"
     ),
-    NUMBERS, VERDICT,
+    NUMERICS, VERDICT,
 )  # fmt: skip
 """Fields of predictions for outputs that can draw an interval."""
 
@@ -362,7 +362,7 @@ def prediction_table(
             advice.setdefault(p.quality.advice, p.technique)
     lines += [f"{name}: {text}" for text, name in advice.items()]
     lines += noted(p.notes for p in apply)
-    fields = (starred(marked), SPEEDUP, INTERVAL, MEMORY, STEP, NUMBERS, RESTS_ON, VERDICT)
+    fields = (starred(marked), SPEEDUP, INTERVAL, MEMORY, STEP, NUMERICS, RESTS_ON, VERDICT)
     return Table.of(apply, fields, f"predicted for {named(graph)}", lines)
 
 

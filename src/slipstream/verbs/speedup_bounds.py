@@ -25,7 +25,7 @@ from slipstream.units import format_percent
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import (
     MEMORY,
-    NUMBERS,
+    NUMERICS,
     WORTH_IT,
     WORTH_TRAINING,
     Predicted,
@@ -107,7 +107,7 @@ _FIELDS: tuple[Field[SpeedupBound], ...] = (
     Field.number("speed-up", lambda bound: bound.gain),
     Field.number("of the step", lambda bound: format_percent(bound.share) if bound.share else "-"),
     Field.number("memory", lambda bound: MEMORY.cell(bound.prediction)),
-    Field.of("numbers", lambda bound: NUMBERS.cell(bound.prediction), optional=True),
+    Field.of("numerics", lambda bound: NUMERICS.cell(bound.prediction), optional=True),
     Field.of("state", lambda bound: bound.state),
 )
 

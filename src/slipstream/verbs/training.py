@@ -137,7 +137,7 @@ def _samples(
         if name not in shown:
             exact = kinds[first] is kinds[name] is QualityKind.EXACT
             expected[name] = PredictedRatio.of(
-                1.0, 0.0 if exact else chance, f"{kinds[name]} numbers"
+                1.0, 0.0 if exact else chance, f"{kinds[name]} numerics"
             )
         else:
             expected[name] = _shown(shown[name], chance)

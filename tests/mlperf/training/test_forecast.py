@@ -108,7 +108,7 @@ def test_table_marks_measured_factors_inside_the_interval() -> None:
     )  # fmt: skip
     verdict = Verdict("x", inside, exact, outside, outside, False, 5, 5, 1.0, 1.0)
     predicted = ArmForecast(
-        "x", PredictedRatio.of(1.0, 0.05, "graph"), PredictedRatio.of(1.0, 0.0, "exact numbers")
+        "x", PredictedRatio.of(1.0, 0.05, "graph"), PredictedRatio.of(1.0, 0.0, "exact numerics")
     )
     rows = forecast_table({"x": predicted}, [verdict]).rows
     assert [row[4] for row in rows] == ["yes", "yes", "no"]
@@ -118,6 +118,6 @@ def test_table_marks_measured_factors_inside_the_interval() -> None:
     assert rows[0][2] == "1.000x [0.921, 1.086]"
     assert "speed-up: time per sample 1.000x [0.921, 1.086]" in predicted.sentence
     unsure = ArmForecast(
-        "x", PredictedRatio(), PredictedRatio.of(1.0, math.nan, "rounding numbers")
+        "x", PredictedRatio(), PredictedRatio.of(1.0, math.nan, "rounding numerics")
     )
     assert {row[4] for row in forecast_table({"x": unsure}, [verdict]).rows} == {"-"}

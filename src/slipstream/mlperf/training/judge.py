@@ -21,6 +21,7 @@ from slipstream.child import Child
 from slipstream.durations.durations import cache_folder, one_pool
 from slipstream.errors import ChildError, InvalidArgumentError, UsageError
 from slipstream.files import write_text
+from slipstream.measure.records import arm_label
 from slipstream.mlperf.training.compare import Outcome, Verdict, detectable
 from slipstream.mlperf.training.forecast import ArmForecast, forecast_table
 from slipstream.mlperf.training.log import Log, read, value_of
@@ -135,7 +136,7 @@ def _median(runs: Sequence[Outcome], value: Callable[[Outcome], float]) -> float
 
 
 _ARM_FIELDS = (
-    Field[Arm].of("Training", lambda arm: arm.name),
+    Field[Arm].of("Training", lambda arm: arm_label(arm.name)),
     Field[Arm].number(
         "Reached", lambda arm: f"{sum(r.converged for r in arm.runs)} of {len(arm.runs)}"
     ),

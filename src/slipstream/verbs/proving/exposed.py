@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.measure.comparison import Comparison
-from slipstream.measure.records import AFTERWARDS, PredictionRecord
+from slipstream.measure.records import AFTERWARDS, PredictionRecord, arm_label
 from slipstream.tables import Column, Field, Table, sparkline
 from slipstream.units import format_duration
 from slipstream.verbs.sharing import no_longer_exposed
@@ -149,7 +149,7 @@ def exposed_table(sides: Sequence[Exposed]) -> Table:
         "layers that arrive together share the time by size; measured in "
         f"{', '.join(str(side.steps) for side in sides)} additional steps, without other sides"
     ]
-    notes += [f"{side.technique} trains as {side.how}" for side in sides if side.how]
+    notes += [f"{arm_label(side.technique)} trains as {side.how}" for side in sides if side.how]
     notes += filter(None, map(_slower_computing, sides))
     if any(side.measured_ns is None for side in sides):
         notes.append("sides without a measured time have techniques that do not report waits")
@@ -160,9 +160,15 @@ def exposed_table(sides: Sequence[Exposed]) -> Table:
             f"{which}: {gone}"
             for side in other_sides
             if (after := _times(side, which)) is not None
-            and (gone := no_longer_exposed(first.technique, before or {}, side.technique, after))
+            and (
+                gone := no_longer_exposed(
+                    arm_label(first.technique), before or {}, arm_label(side.technique), after
+                )
+            )
         ]
-    columns = [Column(f"{side.technique}: predicted, measured", "right") for side in sides]
+    columns = [
+        Column(f"{arm_label(side.technique)}: predicted, measured", "right") for side in sides
+    ]
     return Table([Column("waits for"), *columns], cells, "exposed communication", notes)
 
 
@@ -175,14 +181,14 @@ def _slower_computing(side: Exposed) -> str:
     if computing_ns - predicted_ns < _MIN_DIFFERENCE * side.step_ns:
         return ""
     return (
-        f"{side.technique} computes for {format_duration(computing_ns)} per step, predicted "
-        f"{format_duration(predicted_ns)} for a worker on its own machine: these ranks share the "
-        "cores of one"
+        f"{arm_label(side.technique)} computes for {format_duration(computing_ns)} per step, "
+        f"predicted {format_duration(predicted_ns)} for a worker on its own machine: "
+        "these ranks share the cores of one"
     )
 
 
 _LINK_FIELDS: tuple[Field[tuple[Exposed, str, Sequence[float]]], ...] = (
-    Field.of("link", lambda row: row[0].technique),
+    Field.of("link", lambda row: arm_label(row[0].technique)),
     Field.of("direction", lambda row: row[1]),
     Field.number("mean", lambda row: f"{8 * statistics.fmean(row[2]) / 1e6:.3g} Mbit/s"),
     Field.number("of capacity", lambda row: _share(row[0], row[2])),

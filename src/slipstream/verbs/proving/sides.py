@@ -20,7 +20,7 @@ from slipstream.measure.arms import Arm, ArmEndedError, RunDelay, Sample, Worker
 from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.launches import MAX_LAUNCHES
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
-from slipstream.measure.records import RUN_DELAY, PredictionRecord
+from slipstream.measure.records import RUN_DELAY, UNCHANGED, PredictionRecord
 from slipstream.measure.runner import RunPlan
 from slipstream.technique import QualityKind, Technique
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, calls, memory_limit_bytes, run_program
@@ -34,7 +34,7 @@ from slipstream.workload.script import ScriptEndedError, ScriptRestarted
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
 
-BASELINE = "as it is"
+BASELINE = UNCHANGED
 # Default share of the speed budget for each side's quality check, and its maximum in seconds.
 _QUALITY_SHARE = 0.1
 _QUALITY_S = 3.0

@@ -109,7 +109,7 @@ _FIELDS: tuple[Field[_Line], ...] = (
     Field.number("measured [95%]", lambda line: _measured(line.row)),
     Field.of("", lambda line: _agreement(line)),
     Field.number("memory", lambda line: _memory(line.memory)),
-    Field.of("numbers", lambda line: line.quality.verdict if line.quality else "-"),
+    Field.of("numerics", lambda line: line.quality.verdict if line.quality else "-"),
     Field.number(_UNSTABLE, lambda line: _unstable(line.quality), optional=True),
     Field.of("verdict", lambda line: _verdict(line)),
 )
