@@ -42,6 +42,33 @@ _Latency = Annotated[str, typer.Option("--latency", help="Of a read from the ori
 _Bandwidth = Annotated[str, typer.Option("--bandwidth", help="Of a read from the origin.")]
 
 
+@app.command()
+def record(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND", help="The program and its arguments.")
+    ],
+    output: _Output,
+) -> None:
+    """Run a program, and record the files that its Python processes open.
+
+    slipstream storage record -o run.npz -- python train.py
+    """
+    from slipstream.cli._output import need_place, note
+    from slipstream.engines.storage import record_trace
+    from slipstream.engines.storage.recording import BLIND_SPOTS
+
+    need_place(output, ".npz")
+    trace, status = record_trace(command)
+    trace.save(output)
+    for name, count in trace.notes.items():
+        note(f"{name}: {count:,}")
+    note(BLIND_SPOTS)
+    note(f"wrote {len(trace):,} requests; next: slipstream storage profile {output}")
+    if status:
+        note(f"the program failed with exit status {status}")
+        raise typer.Exit(1)
+
+
 @app.command("import")
 def import_(
     source: Annotated[

@@ -14,6 +14,7 @@ from __future__ import annotations
 from slipstream.engines.storage.importing import import_trace
 from slipstream.engines.storage.policies import POLICIES, CachePolicy
 from slipstream.engines.storage.proving import ReplayOutcome, ReplayProof, prove_cache
+from slipstream.engines.storage.recording import record_trace
 from slipstream.engines.storage.shard_cache import (
     CacheCounts,
     CachedDataset,
@@ -51,6 +52,7 @@ __all__ = [
     "predict_cache",
     "profile_storage",
     "prove_cache",
+    "record_trace",
     "simulate",
     "throttled",
 ]

@@ -202,12 +202,12 @@ class ShardCache:
             return None
         try:
             return self._path(name).read_bytes()
-        except FileNotFoundError:  # evicted by another thread
-            return None
-        except OSError:
+        except OSError as error:
             with self._lock:
                 self._stored.discard(name)
-                self._count_disk_error()
+                # Another thread may just have evicted it.
+                if not isinstance(error, FileNotFoundError):
+                    self._count_disk_error()
             return None
 
     def _count_disk_error(self) -> None:

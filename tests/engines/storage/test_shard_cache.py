@@ -1,0 +1,186 @@
+"""ShardCache against real files: equal to the simulation, and to the origin whatever fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from slipstream.engines.storage import (
+    AccessTrace,
+    CachedDataset,
+    ShardCache,
+    StorageOrigin,
+    prove_cache,
+    simulate,
+    throttled,
+)
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    """Return a folder of 40 files of 100 bytes."""
+    folder = tmp_path / "origin"
+    (folder / "train").mkdir(parents=True)
+    for number in range(40):
+        (folder / "train" / f"shard-{number:03d}").write_bytes(bytes([number]) * 100)
+    return folder
+
+
+def names(count: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [f"train/shard-{n:03d}" for n in rng.zipf(1.3, 10 * count) if n < 40][:count]
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "s3fifo", "wtinylfu", "learned", "auto"])
+def test_hits_are_those_of_the_simulation(tmp_path: Path, origin: Path, policy: str) -> None:
+    reads = names(400)
+    cache = ShardCache(tmp_path / "fast", 1000, origin, policy=policy)
+    for name in reads:
+        assert cache.read(name) == (origin / name).read_bytes()
+        held = list((tmp_path / "fast").iterdir())
+        assert sum(path.stat().st_size for path in held) <= 1000
+    trace = AccessTrace.of(reads, [100] * len(reads))
+    assert cache.counts.hits == simulate(trace, policy, 1000).sum()
+    assert cache.counts.origin_bytes == 100 * (400 - cache.counts.hits)
+
+
+def test_a_new_cache_uses_what_the_last_one_left(tmp_path: Path, origin: Path) -> None:
+    for number in range(4):
+        ShardCache(tmp_path / "fast", 1000, origin).read(f"train/shard-{number:03d}")
+    again = ShardCache(tmp_path / "fast", 300, origin, policy="lru")
+    assert len(list((tmp_path / "fast").iterdir())) == 3
+    again.read("train/shard-003")
+    assert again.counts.hits == 1
+    again.read("train/shard-000")
+    assert again.counts.hits == 1
+
+
+def test_reads_go_to_the_origin_if_the_fast_disk_fails(
+    tmp_path: Path, origin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ShardCache(tmp_path / "fast", 1000, origin, policy="lru")
+    cache.read("train/shard-001")
+
+    def fail(*args: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        for _ in range(2):
+            assert cache.read("train/shard-002") == bytes([2]) * 100
+    assert cache.counts.disk_errors == 2
+    next((tmp_path / "fast").iterdir()).unlink()
+    assert cache.read("train/shard-001") == bytes([1]) * 100
+    cache.read("train/shard-001")
+    assert cache.counts.hits == 1
+
+
+def test_an_origin_that_fails_is_named_and_the_cache_still_serves(tmp_path: Path) -> None:
+    state = {"up": True}
+
+    def fetch(name: str) -> bytes:
+        if not state["up"]:
+            raise ConnectionError("refused")
+        return b"content"
+
+    cache = ShardCache(tmp_path / "fast", 1000, fetch)
+    cache.read("a")
+    state["up"] = False
+    assert cache.read("a") == b"content"
+    with pytest.raises(SlipstreamError, match="ConnectionError: refused") as caught:
+        cache.read("b")
+    assert caught.value.where == "b"
+
+
+def test_files_that_cannot_be_cached_are_read(tmp_path: Path, origin: Path) -> None:
+    """One is larger than the cache, one is empty, one has a name too long for a file."""
+    (origin / "large").write_bytes(bytes(5000))
+    (origin / "empty").write_bytes(b"")
+    cache = ShardCache(tmp_path / "fast", 1000, origin, policy="lru")
+    for name, size in (("large", 5000), ("empty", 0), ("large", 5000)):
+        assert len(cache.read(name)) == size
+    long = ShardCache(tmp_path / "other", 1000, lambda name: b"x")
+    assert long.read("a/" * 300) == long.read("a/" * 300) == b"x"
+    assert long.counts.hits == 1
+
+
+def test_a_file_that_was_replaced_is_another_object(tmp_path: Path) -> None:
+    sizes = iter([100, 900, 50])
+    cache = ShardCache(tmp_path / "fast", 1000, lambda name: bytes(next(sizes)), policy="lru")
+    cache.read("a")
+    (tmp_path / "fast" / "a.cached").unlink()
+    cache.read("a")
+    cache.read("b")
+    held = sum(path.stat().st_size for path in (tmp_path / "fast").iterdir())
+    assert held <= 1000
+
+
+def test_urls_are_read_with_fsspec(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").pipe("/shards/a", b"remote")
+    cache = ShardCache(tmp_path / "fast", "1MB", "memory://shards")
+    assert cache.read("a") == cache.open("a").read() == b"remote"
+
+
+def test_a_loader_reads_through_the_cache(tmp_path: Path, origin: Path) -> None:
+    cache = ShardCache(tmp_path / "fast", 10_000, origin)
+    dataset = CachedDataset(names(30), cache, lambda content: content[0], {"split": "train"})
+    for _ in range(2):
+        loader: DataLoader[int] = DataLoader(dataset, batch_size=10)  # type: ignore[arg-type]
+        assert [int(value) for batch in loader for value in batch] == [
+            int(name[-3:]) for name in dataset.names
+        ]
+    assert cache.counts.hit_rate >= 0.5
+
+
+def test_threads_share_a_cache(tmp_path: Path, origin: Path) -> None:
+    cache = ShardCache(tmp_path / "fast", 800, origin)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        wrong.extend(
+            name for name in names(200, seed) if cache.read(name) != bytes([int(name[-3:])]) * 100
+        )
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert cache.counts.reads == 800
+    assert sum(path.stat().st_size for path in (tmp_path / "fast").iterdir()) <= 800
+
+
+def test_another_process_is_refused(tmp_path: Path, origin: Path) -> None:
+    cache = ShardCache(tmp_path / "fast", 1000, origin)
+    cache._pid = os.getppid()
+    with pytest.raises(SlipstreamError, match="another process"):
+        cache.read("train/shard-001")
+
+
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="future"):
+        ShardCache(tmp_path, 10, tmp_path, policy="belady")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SlipstreamError, match="folder"):
+        ShardCache(tmp_path / "file", 10, tmp_path)
+
+
+def test_a_proof_measures_what_was_predicted() -> None:
+    trace = AccessTrace.of(names(60), [100] * 60)
+    proof = prove_cache(trace, 500, ("lru", "auto"), StorageOrigin(1e5, 1e9))
+    for outcome in proof.outcomes:
+        assert outcome.measured_hit_rate == pytest.approx(outcome.predicted_hit_rate, abs=0.05)
+        assert outcome.measured_ns >= outcome.predicted_ns
+    assert len(proof.table().rows) == 2
+
+
+def test_a_throttled_origin_returns_the_content() -> None:
+    assert throttled(lambda name: name.encode(), 0.0, 1e9)("abc") == b"abc"

@@ -1,0 +1,264 @@
+"""Import, recording and simulation of storage traces."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.data import ORACLE_GENERAL
+from slipstream.engines.storage import (
+    AccessTrace,
+    StorageOrigin,
+    TraceError,
+    import_trace,
+    predict_cache,
+    profile_storage,
+    record_trace,
+)
+from slipstream.engines.storage.simulating import capacity_of
+from slipstream.engines.storage.tokens import key_tokens, tokens_of
+from slipstream.engines.storage.traces import OPS
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UsageError
+
+SPAN = {
+    "traceId": "5B8EFFF798038103D269B633813FC60C", "spanId": "EEE19B7EC3C1B174",
+    "parentSpanId": "EEE19B7EC3C1B173", "name": "read", "startTimeUnixNano": "1544712660000000007",
+    "attributes": [
+        {"key": "file.path", "value": {"stringValue": "/data/a.tar"}},
+        {"key": "file.size", "value": {"intValue": "9007199254740993"}},
+    ],
+}  # fmt: skip
+PARENT = {"traceId": SPAN["traceId"], "spanId": "eee19b7ec3c1b173", "name": "epoch",
+          "startTimeUnixNano": "1"}  # fmt: skip
+
+
+def otlp(*spans: Any) -> dict[str, Any]:
+    service = {"key": "service.name", "value": {"stringValue": "trainer"}}
+    resource = {"attributes": [service]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def write(path: Path, content: Any) -> str:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_otlp_json_has_hexadecimal_ids_and_integers_as_strings(tmp_path: Path) -> None:
+    trace = import_trace(write(tmp_path / "spans.json", otlp(SPAN, PARENT, SPAN)))
+    assert trace.names == ("/data/a.tar",)
+    assert trace.sizes.tolist() == [9007199254740993]
+    assert trace.time_ns.tolist() == [1544712660000000007]
+    assert trace.context_texts == ((("service.name", "trainer"), ("span", "epoch/read")),)
+    assert trace.notes == {"duplicate spans skipped": 1}
+
+
+def test_otlp_protobuf_equals_json(tmp_path: Path) -> None:
+    module = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
+    service = pytest.importorskip(module, exc_type=ImportError)
+    message = service.ExportTraceServiceRequest()
+    resource = message.resource_spans.add()
+    resource.resource.attributes.add(key="service.name").value.string_value = "trainer"
+    scope = resource.scope_spans.add()
+    for one in (SPAN, PARENT):
+        span = scope.spans.add(name=one["name"], start_time_unix_nano=int(one["startTimeUnixNano"]))
+        span.trace_id, span.span_id = bytes.fromhex(one["traceId"]), bytes.fromhex(one["spanId"])
+        span.parent_span_id = bytes.fromhex(one.get("parentSpanId", ""))
+        for pair in one.get("attributes", ()):
+            value = span.attributes.add(key=pair["key"]).value
+            if "intValue" in pair["value"]:
+                value.int_value = int(pair["value"]["intValue"])
+            else:
+                value.string_value = pair["value"]["stringValue"]
+    (tmp_path / "spans.pb").write_bytes(message.SerializeToString())
+    ours = import_trace(str(tmp_path / "spans.pb"))
+    theirs = import_trace(write(tmp_path / "spans.json", otlp(SPAN, PARENT)))
+    assert (ours.names, ours.context_texts) == (theirs.names, theirs.context_texts)
+    assert ours.time_ns.tolist() == theirs.time_ns.tolist()
+    assert ours.sizes.tolist() == theirs.sizes.tolist()
+    (tmp_path / "cut.pb").write_bytes(message.SerializeToString()[:-3])
+    with pytest.raises(TraceError, match="OTLP"):
+        import_trace(str(tmp_path / "cut.pb"))
+
+
+def test_jaeger_json(tmp_path: Path) -> None:
+    tags = [{"key": "file.path", "value": "/b"}, {"key": "size", "value": 7}]
+    span = {"traceID": "1", "spanID": "2", "operationName": "write shard", "startTime": 3,
+            "processID": "p1", "tags": tags}  # fmt: skip
+    document = {"data": [{"spans": [span], "processes": {"p1": {"serviceName": "etl"}}}]}
+    trace = import_trace(write(tmp_path / "jaeger.json", document))
+    assert (trace.names, trace.sizes.tolist(), trace.time_ns.tolist()) == (("/b",), [7], [3000])
+    assert OPS[trace.ops[0]] == "write"
+    assert dict(trace.context_texts[0])["service.name"] == "etl"
+
+
+CSV = "time,object,size,op,job\n0.5,a,10,read,x\n0.2,b,20,write,y\n"
+
+
+def test_csv_keeps_the_order_and_counts_clock_jumps(tmp_path: Path) -> None:
+    trace = import_trace(write(tmp_path / "t.csv", CSV))
+    assert trace.names == ("a", "b")
+    assert trace.time_ns.tolist() == [500_000_000, 500_000_000]
+    assert trace.notes == {"clock jumps": 1}
+    assert trace.context_texts == ((("job", "x"),), (("job", "y"),))
+
+
+@pytest.mark.parametrize("row", ["0.1,a,-5,read,x", "0.1,a,5,peek,x", "0.1,a", "soon,a,5,read,x"])
+def test_a_bad_row_names_its_line_or_is_counted(tmp_path: Path, row: str) -> None:
+    path = write(tmp_path / "t.csv", CSV + row + "\n")
+    with pytest.raises(TraceError) as caught:
+        import_trace(path)
+    assert caught.value.where == f"{path}, line 4"
+    trace = import_trace(path, skip_bad=True)
+    assert len(trace) == 2
+    assert trace.notes["bad entries skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("t.json", json.dumps(otlp(SPAN))[:-9], "not complete JSON"),
+        ("t.json", otlp(SPAN | {"spanId": "zz"}), "malformed"),
+        ("t.json", otlp(SPAN | {"spanId": "ab"}), "hexadecimal digits"),
+        ("t.json", {"spans": []}, "neither resourceSpans"),
+        ("t.csv", "x,y\n1,2\n", "no column for the object"),
+        ("t.csv", "", "no column for the object"),
+        ("t.npz", "not a zip", "NumPy"),
+        ("t.oracleGeneral", "half a record", "13 of 24 bytes"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, name: str, content: Any, what: str) -> None:
+    with pytest.raises(TraceError, match=what):
+        import_trace(write(tmp_path / name, content))
+
+
+def test_unknown_formats_and_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown"):
+        import_trace("trace.txt")
+    with pytest.raises(TraceError, match="no file"):
+        import_trace(str(tmp_path / "missing.csv"))
+
+
+def test_oracle_general(tmp_path: Path) -> None:
+    records = np.array([(1, 9, 10, 2), (2, 7, 20, -1), (3, 9, 10, -1)], ORACLE_GENERAL)
+    records.tofile(tmp_path / "t.oracleGeneral")
+    trace = import_trace(str(tmp_path / "t.oracleGeneral"))
+    assert trace.objects.tolist() == [0, 1, 0]
+    assert trace.sizes.tolist() == [10, 20, 10]
+
+
+def test_a_trace_survives_a_file(tmp_path: Path) -> None:
+    trace = import_trace(write(tmp_path / "t.csv", CSV))
+    trace.save(tmp_path / "t.npz")
+    again = AccessTrace.load(tmp_path / "t.npz")
+    assert vars(again).keys() == vars(trace).keys()
+    for name, value in vars(trace).items():
+        np.testing.assert_array_equal(getattr(again, name), value)
+
+
+def test_tokens_leave_out_what_identifies_a_request() -> None:
+    text = "/data/trainA/shard-00012.tar"
+    assert tokens_of(text) == ("data", "train", "a", "shard", "<num:5>", "tar")
+    assert tokens_of("tmp-3f2504e0-4f89-11d3-9a0c-0305e82c3301") == ("tmp", "<hash>")
+    assert tokens_of("HTTPServer2") == ("http", "server", "<num:1>")
+    assert key_tokens((("span_id", "12"), ("job", "a b"))) == {"job": ("a", "b")}
+
+
+def epochs(count: int = 12) -> AccessTrace:
+    """Return shuffled epochs of one job's 100 shards, each followed by a checkpoint."""
+    rng = np.random.default_rng(0)
+    names = []
+    for epoch in range(count):
+        names += [f"/train/shard-{one:04d}.tar" for one in rng.permutation(100)]
+        names.append(f"/checkpoint-{epoch:04d}.pt")
+    return AccessTrace.of(names, [400 if "check" in name else 100 for name in names])
+
+
+def test_prediction_of_epochs() -> None:
+    trace = epochs()
+    origin = StorageOrigin(latency_ns=1e6, bytes_per_s=1e6, price_per_gb=2.0)
+    found = predict_cache(trace, "20%", ("lru", "learned", "belady"), origin)
+    outcome = {one.policy: one for one in found.outcomes}
+    assert outcome["lru"].hit_rate < outcome["learned"].hit_rate
+    lru = outcome["lru"]
+    misses = round((1 - lru.hit_rate) * len(trace))
+    assert lru.stall_ns == pytest.approx(misses * 1e6 + lru.origin_bytes * 1e3)
+    assert lru.stall_per_epoch_ns == pytest.approx(lru.stall_ns / 12)
+    assert lru.cost == pytest.approx(lru.origin_bytes * 2e-9)
+    assert found.text_gain is not None
+    json.dumps(found.table().to_markdown())
+
+
+def test_profile_recognises_epochs() -> None:
+    found = profile_storage(epochs())
+    assert [(group.objects, group.epochs) for group in found.epochs] == [(100, 12)]
+    assert found.objects == 112
+    assert found.once == pytest.approx(12 / 112)
+    assert list(found.information) == ["object"]
+    for curve in found.curve.values():
+        assert min(curve.values()) >= 112 / len(epochs())
+
+
+def test_a_trace_without_contexts_does_not_judge_text() -> None:
+    trace = AccessTrace.checked(np.arange(18, dtype=np.int32) % 2, [1] * 18)
+    found = predict_cache(trace, 1, ("lru", "learned"))
+    assert found.text_gain is None
+
+
+def test_bad_requests_are_refused() -> None:
+    trace = epochs(1)
+    for size in ("0%", "101%", "x%", "12 parsecs"):
+        with pytest.raises(InvalidArgumentError):
+            capacity_of(trace, size)
+    with pytest.raises(InvalidArgumentError, match="no reads"):
+        predict_cache(AccessTrace.of(["a"], [1], ops=[OPS.index("create")]))
+    with pytest.raises(InvalidArgumentError, match="negative"):
+        AccessTrace.of(["a"], [-1])
+    with pytest.raises(InvalidArgumentError, match="shape"):
+        AccessTrace.of(["a"], [1, 2])
+
+
+PROGRAM = """
+import os, sys
+for name in ("a", "b", "a"):
+    open(name + ".bin", "rb").read()
+with open("out\\n.bin", "wb") as file:
+    file.write(b"x")
+os.remove("out\\n.bin")
+if os.fork() == 0:
+    open("b.bin", "rb").read()
+    os._exit(0)
+os.wait()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_recording_follows_forks_and_keeps_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, size in (("a", 3), ("b", 5)):
+        Path(f"{name}.bin").write_bytes(bytes(size))
+    write(Path("program.txt"), PROGRAM)
+    trace, status = record_trace([sys.executable, "program.txt", "3"])
+    names = [Path(trace.names[one]).name for one in trace.objects]
+    ops = [OPS[op] for op in trace.ops]
+    seen = [each for each in zip(names, ops, trace.sizes.tolist(), strict=True) if "bin" in each[0]]
+    assert seen == [
+        ("a.bin", "read", 3), ("b.bin", "read", 5), ("a.bin", "read", 3),
+        ("out\n.bin", "create", 0), ("out\n.bin", "delete", 0), ("b.bin", "read", 5),
+    ]  # fmt: skip
+    assert status == 3
+    assert trace.notes == {}
+    assert "program.txt 3" in dict(trace.context_texts[trace.contexts[-1]])["process"]
+
+
+def test_recording_refuses_what_it_cannot_see() -> None:
+    with pytest.raises(UsageError, match="cannot be run"):
+        record_trace(["no-such-program-here"])
+    with pytest.raises(SlipstreamError, match="no data files"):
+        record_trace(["true"])
