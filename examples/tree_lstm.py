@@ -70,12 +70,12 @@ def make_workload(batch_size: int = 8):
     torch.manual_seed(0)
     rng = random.Random(0)
     trees = [random_tree(rng, rng.randint(8, 30)) for _ in range(batch_size)]
-    return Classifier().eval(), trees
+    return Classifier().eval(), (trees,)
 
 
 def make_training(batch_size: int = 8):
     """Return the parts of a training step."""
-    model, trees = make_workload(batch_size)
+    model, (trees,) = make_workload(batch_size)
     labels = torch.randint(0, 5, (batch_size,))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     return model.train(), (trees, labels), nn.functional.cross_entropy, optimizer

@@ -17,7 +17,15 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, price
 from slipstream.graph.flow import Flow, Match, flow_of, matches
 from slipstream.native import library, why_no_library
-from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    ModuleTechnique,
+    Quality,
+    QualityKind,
+    Stage,
+    Traits,
+)
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.recursive.timing import Product, structure_call
 from slipstream.workload import BuiltWorkload, Workload
@@ -30,7 +38,7 @@ _NONE = "no module calls itself in this step"
 
 
 @dataclass(frozen=True)
-class Recursive(Choosing):
+class Recursive(ModuleTechnique):
     """Technique that computes all nodes below the one that a recursive module is called with.
 
     Attributes:
@@ -53,7 +61,7 @@ class Recursive(Choosing):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        if (reason := self.why_none_of(matches(graph, recursions), _NONE)) is not None:
+        if (reason := self.no_match_reason(matches(graph, recursions), _NONE)) is not None:
             return reason
         if (reason := why_no_compiler()) is not None:
             return f"kernels are generated in C++, and {reason}"
@@ -102,7 +110,7 @@ class Recursive(Choosing):
                 "no module of the model has a method that calls self(...)",
                 remedy="compile it in your code: slipstream.recursive.compile(model, example)",
             )
-        self.need_some(names)
+        self.require_match(names)
         compile_calls(built.model, [name for name in names if name in self.selection])
 
     def code(self, workload: Workload) -> CodeChange | None:
