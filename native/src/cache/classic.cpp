@@ -163,12 +163,13 @@ class S3Fifo : public Policy {
 };
 
 // Jiang and Zhang, "LIRS: an efficient low inter-reference recency set replacement policy",
-// SIGMETRICS 2002, with at most the capacity of evicted objects remembered.
+// SIGMETRICS 2002. As in libCacheSim, objects larger than the queue's 1 % are admitted only if they
+// are in the stack; of evicted objects, at most the capacity is remembered.
 class Lirs : public Policy {
  public:
   explicit Lirs(int64_t capacity)
       : Policy(capacity), stack_(stack_links_), queue_(queue_links_), gone_(gone_links_),
-        lir_room_(capacity - std::max<int64_t>(1, capacity / 100)) {}
+        hir_room_(std::max<int64_t>(1, capacity / 100)), lir_room_(capacity - hir_room_) {}
 
  protected:
   void grow(size_t count) override {
@@ -180,14 +181,14 @@ class Lirs : public Policy {
   }
   void hit(const Request &now) override {
     const int32_t id = now.id;
-    const bool was_stacked = stacked_[id] != 0;
-    to_top(id);
+    const bool was_stacked = to_top(id);
     if (lir_[id]) {
       prune();
       return;
     }
     queue_.remove(id);
-    if (was_stacked) {
+    if (was_stacked && size_[id] <= lir_room_) {
+      hir_bytes_ -= size_[id];
       promote(id);
     } else {
       queue_.push_front(id);
@@ -195,25 +196,18 @@ class Lirs : public Policy {
   }
   void miss(const Request &now) override {
     const int32_t id = now.id;
-    const bool was_stacked = stacked_[id] != 0;
-    if (was_stacked) {
+    const bool fits_lir = lir_bytes_ + now.size <= lir_room_;
+    if (now.size > lir_room_ || (!stacked_[id] && now.size > hir_room_)) return;
+    if (stacked_[id]) {
       gone_.remove(id);
       gone_bytes_ -= size_[id];
     }
-    while (!fits(now.size)) {
-      if (queue_.empty()) demote();
-      const int32_t old = queue_.pop_back();
-      evict(old);
-      if (!stacked_[old]) continue;
-      gone_.push_front(old);
-      gone_bytes_ += size_[old];
-    }
+    const bool was_stacked = to_top(id);
     insert(now);
-    to_top(id);
-    if (was_stacked || lir_bytes_ + now.size <= lir_room_) {
+    if (was_stacked || fits_lir) {
       promote(id);
     } else {
-      queue_.push_front(id);
+      to_queue(id);
     }
     while (gone_bytes_ > capacity_) {
       const int32_t old = gone_.pop_back();
@@ -224,28 +218,45 @@ class Lirs : public Policy {
   }
 
  private:
-  void to_top(int32_t id) {
-    if (stacked_[id]) stack_.remove(id);
+  // Returns whether the object was in the stack.
+  bool to_top(int32_t id) {
+    const bool was_stacked = stacked_[id] != 0;
+    if (was_stacked) stack_.remove(id);
     stack_.push_front(id);
     stacked_[id] = 1;
+    return was_stacked;
   }
+  // Makes the object at the top of the stack LIR, and those at the bottom HIR to make room.
   void promote(int32_t id) {
+    while (lir_bytes_ + size_[id] > lir_room_) {
+      prune();
+      const int32_t old = stack_.pop_back();
+      stacked_[old] = lir_[old] = 0;
+      lir_bytes_ -= size_[old];
+      if (size_[old] <= hir_room_) {
+        to_queue(old);
+      } else {
+        evict(old);
+      }
+    }
     lir_[id] = 1;
     lir_bytes_ += size_[id];
-    while (lir_bytes_ > lir_room_) demote();
     prune();
   }
-  // Moves the object at the bottom of the stack, which is LIR, to the queue.
-  void demote() {
-    prune();
-    const int32_t id = stack_.pop_back();
-    stacked_[id] = lir_[id] = 0;
-    lir_bytes_ -= size_[id];
+  void to_queue(int32_t id) {
+    while (hir_bytes_ + size_[id] > hir_room_) {
+      const int32_t old = queue_.pop_back();
+      hir_bytes_ -= size_[old];
+      evict(old);
+      if (!stacked_[old]) continue;
+      gone_.push_front(old);
+      gone_bytes_ += size_[old];
+    }
+    hir_bytes_ += size_[id];
     queue_.push_front(id);
-    prune();
   }
   void prune() {
-    while (!stack_.empty() && !lir_[stack_.back()]) {
+    while (!stack_.empty() && !lir_[stack_.back()] && stack_.back() != stack_.front()) {
       const int32_t id = stack_.pop_back();
       stacked_[id] = 0;
       if (cached_[id]) continue;
@@ -256,8 +267,8 @@ class Lirs : public Policy {
 
   Links stack_links_, queue_links_, gone_links_;
   List stack_, queue_, gone_;
-  const int64_t lir_room_;
-  int64_t lir_bytes_ = 0, gone_bytes_ = 0;
+  const int64_t hir_room_, lir_room_;
+  int64_t lir_bytes_ = 0, hir_bytes_ = 0, gone_bytes_ = 0;
   std::vector<uint8_t> lir_, stacked_;
 };
 
