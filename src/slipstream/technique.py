@@ -45,7 +45,7 @@ from slipstream.source import (
     find_switch,
     locate,
 )
-from slipstream.workload import BuiltWorkload, Workload, in_order
+from slipstream.workload import BuiltWorkload, Workload, sort_by_stage
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -137,7 +137,7 @@ class CodeChange:
         """
         if workload.live is not None:
             return None
-        where = locate(Source.read(workload.path), workload.function)
+        where = locate(Source.read(workload.path), workload.function, workload.lines)
         if technique is not None:
             switch = find_switch(where, str(technique), vars(technique))
             if switch is not None:
@@ -272,8 +272,11 @@ class Technique(Protocol):
     def prepare(self) -> None:
         """Change what the user's code is about to call. Runs only in a child process."""
 
-    def edit_script(self, script: Path, content: bytes) -> bytes:
+    def edit_script(self, script: Path, content: bytes, lines: range) -> bytes:
         """Return a plain script with its loop changed, for code that only the script runs.
+
+        Args:
+            lines: see `slipstream.source.locate`.
 
         Raises:
             SlipstreamError: the loop has no place for the change.
@@ -327,7 +330,7 @@ class TechniqueSettings:
     def prepare(self) -> None:
         """Do nothing: `apply` changes what was built."""
 
-    def edit_script(self, script: Path, content: bytes) -> bytes:
+    def edit_script(self, script: Path, content: bytes, lines: range) -> bytes:
         """Return `content` unchanged."""
         return content
 
@@ -446,7 +449,7 @@ def _warn_undeclared(kind: type[Technique], name: str, package: str) -> None:
         )
 
 
-def need_known(techniques: Iterable[str]) -> None:
+def need_installed(techniques: Iterable[str]) -> None:
     """Check that techniques of these names are installed, without importing any.
 
     Raises:
@@ -472,7 +475,7 @@ def _points(find: Callable[..., EntryPoints], path: tuple[str, ...]) -> EntryPoi
 
 
 def parse(text: str) -> tuple[Technique, ...]:
-    """Return the techniques of ``a:1+b:key=2`` in order (see `slipstream.workload.in_order`).
+    """Return the techniques of ``a:1+b:key=2`` in order (see `slipstream.workload.sort_by_stage`).
 
     Only the modules of these techniques are imported.
 
@@ -491,7 +494,7 @@ def combination(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
     Raises:
         UsageError: a technique twice, or two that cannot be combined.
     """
-    techniques = in_order(techniques)
+    techniques = sort_by_stage(techniques)
     names = [technique.name for technique in techniques]
     for technique in techniques:
         if names.count(technique.name) > 1:
@@ -605,7 +608,7 @@ def combination_name(techniques: Sequence[Technique]) -> str:
 
 def combine(graph: Graph, techniques: Sequence[Technique], context: Context) -> Graph:
     """Fold the techniques' predictions over `graph` in stage order."""
-    for technique in in_order(techniques):
+    for technique in sort_by_stage(techniques):
         graph = technique.predict(graph, context)
     return graph
 
@@ -666,7 +669,7 @@ def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | 
     if workload.live is not None or workload.function is not None:
         return None
     try:
-        edit_script(workload.path, techniques)
+        edit_script(workload, techniques)
     except (AlreadyAppliedError, EditLocationError) as error:
         names = " and ".join(
             technique.name for technique in techniques if technique.traits.edits_script

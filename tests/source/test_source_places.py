@@ -411,3 +411,31 @@ def test_inputs_are_those_of_the_model() -> None:
     for case in cases:
         with pytest.raises(EditLocationError, match="only input cannot be identified"):
             case()
+
+
+_TWO_LOOPS = """\
+import torch
+a, b = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+first = torch.optim.SGD(a.parameters())
+second = torch.optim.SGD(b.parameters())
+for x in data:
+    first.zero_grad()
+    loss = a(x).mean()
+    loss.backward()
+    first.step()
+for x in data:
+    second.zero_grad()
+    loss = b(x).mean()
+    loss.backward()
+    second.step()
+"""
+
+
+def test_lines_select_the_loop_that_is_edited() -> None:
+    source = Source.of(_TWO_LOOPS.encode(), Path("train.py"))
+    places = locate(source, None, range(10, 15))
+    changed = places.wrap_forward("with f({model}):")
+    assert added(changed) == ["with f(b):", "loss = b(x).mean()"]
+    assert added(places.on(changed).set_optimizer(fused="True"))[0].startswith("second = ")
+    with pytest.raises(EditLocationError, match="2 optimizers"):
+        _ = locate(source, None).optimizer

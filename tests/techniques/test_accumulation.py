@@ -137,12 +137,13 @@ def test_a_script_is_edited_and_its_step_has_more_samples() -> None:
     Accumulation(2).apply(built)
     assert (built.samples, built.samples_before) == (16, 8)
     text = LOOP.format(header="for x in data:")
-    edited = Accumulation(2).edit_script(Path("train.py"), text.encode()).decode()
+    edited = Accumulation(2).edit_script(Path("train.py"), text.encode(), range(0)).decode()
     assert "(loss / 2).backward()" in edited
     with pytest.raises(AlreadyAppliedError):
-        Accumulation(2).edit_script(Path("train.py"), edited.encode())
+        Accumulation(2).edit_script(Path("train.py"), edited.encode(), range(0))
     with pytest.raises(EditLocationError, match="not a for loop"):
-        Accumulation(2).edit_script(Path("train.py"), LOOP.format(header="while True:").encode())
+        text = LOOP.format(header="while True:")
+        Accumulation(2).edit_script(Path("train.py"), text.encode(), range(0))
 
 
 LOOP = """\

@@ -483,3 +483,16 @@ def test_a_line_without_steps_is_refused_with_those_that_have_some(drive_forked:
     assert failed.error["remedy"].endswith(
         f"train.py:{line_of('optimizer.step()', 1)} and train.py:{line_of('adam.step()')}"
     )
+
+
+def test_an_edited_script_keeps_the_selected_loop(drive_forked: Run) -> None:
+    text = _TWO_LOOPS.replace(
+        "    loss_of(other).backward()", "    loss = loss_of(other)\n    loss.backward()"
+    )
+    text = text.replace("for _ in range(40):\n    adam", "for x in [1] * 40:\n    adam")
+    named = str(len(text.splitlines()))
+    kind, at, _ = drive_forked(
+        text, find_loops, function=named, techniques=(Accumulation(2),)
+    ).result
+    assert kind == "Adam"
+    assert int(at.partition(":")[2]) > int(named)

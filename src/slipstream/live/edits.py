@@ -159,7 +159,7 @@ def _with_techniques(
         if code is None or code.edit is None or (saved and not code.diff):
             reason = code.note if code is not None and code.note else "it has no source edit"
             raise WorkloadError(f"{part}: {reason}", where=str(workload.path))
-        source = code.edit(locate(source, workload.function)).settled()
+        source = code.edit(locate(source, workload.function, workload.lines)).settled()
         notes.append(code.note)
     return source, "\n".join(filter(None, notes))
 

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from slipstream.source._function import Returned, find_function, inputs_of, returned_by
@@ -20,7 +20,13 @@ from slipstream.source._optimizer import (
 )
 from slipstream.source._parts import code_of, local_class, mentions
 from slipstream.source._source import AlreadyAppliedError, EditLocationError, Source
-from slipstream.source._step import StepSource, find_steps, inference_blocks, inference_calls
+from slipstream.source._step import (
+    StepSource,
+    find_steps,
+    inference_blocks,
+    inference_calls,
+    updates_of,
+)
 from slipstream.source._trainers import Training, find_training
 
 _TORCH = "torch"
@@ -42,13 +48,15 @@ class Model:
     identity: Identity
 
 
-def locate(source: Source, function: str | None) -> Places:
+def locate(source: Source, function: str | None, lines: range = range(0)) -> Places:
     """Return the places in `source`; each is found when it is read.
 
     Args:
         function: the workload's function, or None for a plain script.
+        lines: if a single optimizer of a script steps on them, only its loop is edited.
     """
-    return Places(source.settled(), function)
+    places = Places(source.settled(), function)
+    return replace(places, only=places.stepping_on(lines)) if lines else places
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,26 @@ class Places:
 
     source: Source
     function_name: str | None
+    only: int | None = None
+    """Index of the optimizer whose loop is meant, among those of a plain script; None for all."""
 
     def on(self, source: Source) -> Places:
         """Return the same places in the edited text."""
-        return locate(source, self.function_name)
+        return replace(self, source=source.settled())
+
+    def stepping_on(self, lines: range) -> int | None:
+        """Return the index of the only optimizer that steps on `lines`; None without one."""
+        try:
+            optimizers = self.optimizers
+        except EditLocationError:
+            return None
+        found = [
+            index
+            for index, optimizer in enumerate(optimizers)
+            if optimizer.identity is not None
+            and any(call.lineno in lines for call in updates_of(self.source, optimizer.identity))
+        ]
+        return found[0] if len(found) == 1 else None
 
     @cached_property
     def function(self) -> Function | None:
@@ -93,7 +117,8 @@ class Places:
     def optimizers(self) -> list[Optimizer]:
         """The calls that make the script's optimizers, or the one the function returns."""
         if self.function is None:
-            return optimizers_in(self.source)
+            found = optimizers_in(self.source)
+            return found if self.only is None else [found[self.only]]
         return optimizers_in(self.source, self._returned_as("optimizer"))
 
     @cached_property

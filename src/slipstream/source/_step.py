@@ -177,8 +177,7 @@ def find_steps(
     cleared = {*optimizers, *models}
     steps: dict[ast.Call, StepSource] = {}
     for optimizer in optimizers:
-        scaled = [call for call in called("step") if _scales(names, call, optimizer)]
-        updates = [call for call in called("step") if receiver(call) == optimizer or call in scaled]
+        updates = updates_of(source, optimizer)
         if len(updates) != 1:
             how = "not called in this file" if not updates else f"called at {len(updates)} places"
             raise EditLocationError(
@@ -186,7 +185,8 @@ def find_steps(
                 where=source.line(updates[1]) if updates else str(source.path),
             )
         update = updates[0]
-        container, backwards = _container(source, update, called("backward"), scaled=bool(scaled))
+        scaled = _scales(names, update, optimizer)
+        container, backwards = _container(source, update, called("backward"), scaled=scaled)
         inside = set(ast.walk(container))
         forwards: tuple[ast.Call, ...] = ()
         end = (0, 0)
@@ -204,15 +204,27 @@ def find_steps(
             step = StepSource(
                 container,
                 backward,
-                _loss(names, backward, scaled=bool(scaled)),
+                _loss(names, backward, scaled=scaled),
                 update,
-                bool(scaled),
+                scaled,
                 forwards,
                 tuple(call for call in zero_grads if call in inside),
                 tuple(call for call in called("step") if call in inside and call is not update),
             )
             steps.setdefault(backward, step)
     return sorted(steps.values(), key=lambda step: position(step.backward))
+
+
+def updates_of(source: Source, optimizer: Identity) -> list[ast.Call]:
+    """Return the calls with which an optimizer steps, ``scaler.step(optimizer)`` among them."""
+    names = source.names
+    return [
+        call
+        for call in names.calls()
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "step"
+        and (names.identity(call.func.value) == optimizer or _scales(names, call, optimizer))
+    ]
 
 
 def _scales(names: Names, update: ast.Call, optimizer: Identity) -> bool:

@@ -174,15 +174,19 @@ class Accumulation(TechniqueSettings):
         built.step = step
         built.samples *= self.batches
 
-    def edit_script(self, script: Path, content: bytes) -> bytes:
+    def edit_script(self, script: Path, content: bytes, lines: range) -> bytes:
         """Edit a plain script to run one update per `batches` batches.
+
+        Args:
+            lines: see `slipstream.source.locate`.
 
         Raises:
             EditLocationError: its loop does not have the form batch, backward, update.
             AlreadyAppliedError: it already accumulates.
             WorkloadError: it is not valid Python.
         """
-        return accumulate(locate(Source.of(content, script), None), self.batches).content
+        where = locate(Source.of(content, script), None, lines)
+        return accumulate(where, self.batches).content
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Return the edit of a script's loop to one update for several batches."""

@@ -10,7 +10,14 @@ from typing import Any
 
 from slipstream import technique
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, format_share, judge
-from slipstream.source import AlreadyAppliedError, EditLocationError, Source, WriteResult, locate
+from slipstream.source import (
+    AlreadyAppliedError,
+    EditLocationError,
+    Places,
+    Source,
+    WriteResult,
+    locate,
+)
 from slipstream.tables import Field, Table
 from slipstream.technique import CodeChange, Technique
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
@@ -182,7 +189,7 @@ def apply(
     code = tuple(change for change in edits if change is not None)
     source = None
     if content is not None and len(code) == len(chosen):
-        source = _edited(content, workload.function, code)
+        source = _edited(locate(content, workload.function, workload.lines), code)
     if all(reasons):
         not_run = " and ".join(reasons)
     if not_run is not None:
@@ -194,18 +201,18 @@ def apply(
     return ApplyResult(transformed, before, after, code, source, outputs=outputs, technique=name)
 
 
-def _edited(source: Source, function: str | None, code: Sequence[CodeChange]) -> Source | None:
-    """Return `source` with every change applied in order; None if one cannot be placed."""
+def _edited(where: Places, code: Sequence[CodeChange]) -> Source | None:
+    """Return the source with every change applied in order; None if one cannot be placed."""
     for change in code:
         if change.edit is None:
             return None
         try:
-            source = change.edit(locate(source, function)).settled()
+            where = where.on(change.edit(where))
         except AlreadyAppliedError:
             continue
         except EditLocationError:
             return None
-    return source
+    return where.source
 
 
 def _first_steps(

@@ -1,7 +1,7 @@
 """The recipe of the user's step: its file, its arguments and the techniques on top."""
 
 from slipstream.workload.backup import file_backups, restore_files
-from slipstream.workload.built import Applicable, BuiltWorkload, build_from, in_order
+from slipstream.workload.built import Applicable, BuiltWorkload, build_from, sort_by_stage
 from slipstream.workload.drive import Program, drive, run_steps
 from slipstream.workload.recipe import Workload
 
@@ -13,7 +13,7 @@ __all__ = [
     "build_from",
     "drive",
     "file_backups",
-    "in_order",
     "restore_files",
     "run_steps",
+    "sort_by_stage",
 ]

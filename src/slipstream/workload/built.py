@@ -59,7 +59,7 @@ class Applicable(Protocol):
     def prepare(self) -> None:
         """Change what the user's code is about to call."""
 
-    def edit_script(self, script: Path, content: bytes) -> bytes:
+    def edit_script(self, script: Path, content: bytes, lines: range) -> bytes:
         """Return a plain script with the technique's change."""
 
     def warmup_steps(self) -> int:
@@ -69,14 +69,14 @@ class Applicable(Protocol):
 _AnyTechnique = TypeVar("_AnyTechnique", bound=Applicable)
 
 
-def in_order(techniques: Iterable[_AnyTechnique]) -> tuple[_AnyTechnique, ...]:
+def sort_by_stage(techniques: Iterable[_AnyTechnique]) -> tuple[_AnyTechnique, ...]:
     """Return the techniques in the order they are named and applied: by stage, then by name."""
     return tuple(sorted(techniques, key=lambda technique: (technique.traits.stage, technique.name)))
 
 
 def prepare(techniques: Iterable[Applicable]) -> None:
     """Let `techniques` prepare this process, in their order, before the user's code runs."""
-    for technique in in_order(techniques):
+    for technique in sort_by_stage(techniques):
         technique.prepare()
 
 
@@ -209,7 +209,7 @@ def build_from(
         built.samples = count_samples(built.batch)
     built.samples_before = built.samples
     torch.manual_seed(seed)
-    for technique in in_order(techniques):
+    for technique in sort_by_stage(techniques):
         technique.apply(built)
     return built
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,25 @@ def lines_around(tree: ast.AST, line: int) -> range:
                 if isinstance(node, _LOOPS):
                     loop = range(0) if isinstance(node, _FUNCTIONS) else lines
     return loop or statement
+
+
+def moved(lines: range, before: bytes, after: bytes) -> range:
+    """Return where `lines` of a text are in an edited text."""
+    if not lines or before == after:
+        return lines
+    matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    begin, stop = lines.start - 1, lines.stop - 1
+    numbers = [
+        number
+        for tag, start, end, first, last in matcher.get_opcodes()
+        if start < stop and end > begin
+        for number in (
+            range(first + max(begin - start, 0), first + min(stop, end) - start)
+            if tag == "equal"
+            else range(first, last)
+        )
+    ]
+    return range(min(numbers, default=-1) + 1, max(numbers, default=-1) + 2)
 
 
 def other_loops(path: Path, line: int) -> list[int]:

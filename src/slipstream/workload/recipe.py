@@ -167,6 +167,16 @@ class Workload:
         return int(self._place) if self._place.isdecimal() else None
 
     @property
+    def lines(self) -> range:
+        """The loop or statement around `line`; empty without one, or if the file is unreadable."""
+        if self.line is None:
+            return range(0)
+        try:
+            return lines_around(_parse_source(self.path), self.line)
+        except WorkloadError:
+            return range(0)
+
+    @property
     def file_and_place(self) -> str:
         """The absolute path with the function or line, from which `parse` gets this workload."""
         return str(self.path.resolve()) + f":{self._place}" * bool(self._place)

@@ -11,7 +11,6 @@ its steps. If this is known only when it ends, it runs again.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
 import linecache
@@ -31,9 +30,15 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
-from slipstream.workload.built import Applicable, BuiltWorkload, count_samples, in_order, prepare
+from slipstream.workload.built import (
+    Applicable,
+    BuiltWorkload,
+    count_samples,
+    prepare,
+    sort_by_stage,
+)
 from slipstream.workload.lines import Line, UserLines, project_root
-from slipstream.workload.loops import lines_around, other_loops
+from slipstream.workload.loops import moved, other_loops
 from slipstream.workload.recipe import Workload, workload_functions
 from slipstream.workload.relative import relative_import
 
@@ -256,14 +261,14 @@ class _Script(Generic[T]):
         self._leave = leave
         self._seed = seed
         self._path = workload.path.resolve()
-        self._content = edit_script(self._path, workload.techniques)
+        self._content = edit_script(workload, workload.techniques)
         # An edit changes the number of batches per step: the loss is the sum over them.
         self._discovery = _Discovery(adds_up=self._content is not None)
         self._lines = UserLines(project_root(self._path))
         self._steps_of: dict[int, int] = {}
-        # An edit moves lines, but needs a script with only one place where the optimizer steps.
-        self._at = workload.line if self._content is None else None
-        self._around = range(0)
+        self._around = workload.lines
+        if self._content is not None:
+            self._around = moved(self._around, self._path.read_bytes(), self._content)
         self._stepped_at: dict[Line, None] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._marked = False
@@ -279,8 +284,6 @@ class _Script(Generic[T]):
         prepare(self._workload.techniques)
         sys.path.insert(0, str(self._path.parent))
         text = self._path.read_text(encoding="utf-8", errors="replace")
-        if self._at is not None:
-            self._around = lines_around(ast.parse(self._path.read_bytes()), self._at)
         if _INFERS.search(text) and not _TRAINS.search(text):
             self._discovery.called = self._discover_call
         with self._lines:
@@ -297,7 +300,7 @@ class _Script(Generic[T]):
         if self._stepped_at and not self._steps_of and _ended_well(exit_):
             at = " and ".join(map(str, self._stepped_at))
             raise WorkloadError(
-                f"no optimizer stepped on line {self._at} or in its loop",
+                f"no optimizer stepped on line {self._workload.line} or in its loop",
                 where=str(self._path),
                 remedy=f"name one of the lines where an optimizer steps: {at}",
             )
@@ -354,7 +357,7 @@ class _Script(Generic[T]):
         for line in here[-1:]:
             self._stepped_at.pop(line, None)
             self._stepped_at[line] = None
-        return self._at is None or any(line.number in self._around for line in here)
+        return not self._around or any(line.number in self._around for line in here)
 
     def _begin(
         self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
@@ -385,7 +388,7 @@ class _Script(Generic[T]):
             )
             if model is not None and optimizer is None:
                 built.step, built.from_parts = self._discovery.call_of(model), True
-            for technique in in_order(self._workload.techniques):
+            for technique in sort_by_stage(self._workload.techniques):
                 technique.apply(built)
             if self._content is not None and built.samples_before:
                 # The edited loop also accumulates the technique's batches.
@@ -429,7 +432,7 @@ def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> Sy
     return None
 
 
-def edit_script(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
+def edit_script(workload: Workload, techniques: Iterable[Applicable]) -> bytes | None:
     """Return a plain script after the edits of `techniques`, in stage order.
 
     Returns:
@@ -441,9 +444,10 @@ def edit_script(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
     editing = [technique for technique in techniques if technique.traits.edits_script]
     if not editing:
         return None
-    content = script.read_bytes()
-    for technique in in_order(editing):
-        content = technique.edit_script(script, content)
+    content = original = workload.path.read_bytes()
+    for technique in sort_by_stage(editing):
+        lines = moved(workload.lines, original, content)
+        content = technique.edit_script(workload.path, content, lines)
     return content
 
 
