@@ -1,0 +1,449 @@
+"""``slipstream bench storage``: cache policies, learned and classic, against peers and real files.
+
+The peer is libCacheSim: its rows are measured if the package ``libcachesim`` can be imported.
+Public traces are those of the data set ``cache_traces``; sizes are shares of all objects' bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+
+from slipstream.data import ORACLE_GENERAL, get
+from slipstream.engines.storage import (
+    AccessTrace,
+    CachedDataset,
+    ShardCache,
+    StorageOrigin,
+    import_trace,
+    predict_cache,
+    record_trace,
+    simulate,
+    throttled,
+)
+from slipstream.engines.storage.policies import next_requests, numbered
+from slipstream.engines.storage.tokens import ContextClasses
+from slipstream_bench.generators.accesses import JOBS, TrainingJob, training_accesses
+from slipstream_bench.harness import paired, times_s
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+
+_TRACES = ("cloudphysics", "request", "w106", "scarab", "orm-busy")
+_SHARES = ("1%", "5%", "10%")
+_CLASSIC = ("lru", "s3fifo", "lirs", "wtinylfu")
+_PEERS = {"lru": "LRU", "fifo": "FIFO", "belady": "Belady", "s3fifo": "S3FIFO", "sieve": "Sieve",
+          "lirs": "LIRS"}  # fmt: skip
+_EXACT = ("lru", "fifo", "belady")
+_QUICK_REQUESTS = 100_000
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Yield the rows. Quick: the first 100,000 requests of each trace, one seed, fewer spans."""
+    yield from _peer_rows(options)
+    yield from _speed_row(options)
+    yield from _epoch_rows(options)
+    yield from _trace_rows(options)
+    yield from _drift_row(options)
+    yield from _decision_row(options)
+    yield from _import_rows(options)
+    yield from _recorder_row(options)
+    yield from _training_rows(options)
+
+
+@functools.cache
+def _public(name: str, limit: int | None) -> AccessTrace:
+    trace = import_trace(f"cache_traces:{name}")
+    return trace if limit is None else trace.first(limit)
+
+
+def _limit(options: BenchOptions) -> int | None:
+    return None if options.full else _QUICK_REQUESTS
+
+
+def _capacity(trace: AccessTrace, share: str) -> int:
+    return max(1, int(float(share[:-1]) / 100 * int(trace.object_bytes.sum())))
+
+
+def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
+    exact = "LRU, FIFO, Belady: requests whose outcome differs from libCacheSim's"
+    near = "S3-FIFO, SIEVE, LIRS: largest difference from libCacheSim's hit rate"
+    if not (options.wants(exact, 60) or options.wants(near, 60)):
+        return
+    if importlib.util.find_spec("libcachesim") is None:
+        for bar, unit, target in ((exact, "requests", "= 0"), (near, "points", "<= 0.3")):
+            yield not_judged(bar, unit, target, "the package libcachesim is not installed")
+        return
+    counts: dict[str, dict[str, tuple[int, int]]] = {}
+    total = 0
+    for name in (*_TRACES, "epochs"):
+        options.progress(f"libCacheSim, {name}")
+        trace = training_accesses(0) if name == "epochs" else _public(name, 400_000)
+        trace = trace.first(400_000 if options.full else 50_000)
+        total += len(trace)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.oracleGeneral.bin")
+            _write_oracle_general(trace, path)
+            for share in _SHARES:
+                counts[f"{name}, {share}"] = {
+                    policy: (
+                        int(simulate(trace, policy, _capacity(trace, share)).sum()),
+                        _peer_hits(path, peer, _capacity(trace, share), len(trace)),
+                    )
+                    for policy, peer in _PEERS.items()
+                }
+    differing = sum(
+        abs(ours - theirs)
+        for row in counts.values()
+        for policy, (ours, theirs) in row.items()
+        if policy in _EXACT
+    )
+    detail = f"{len(counts)} pairs of trace and size"
+    yield Bar(exact, differing, "requests", "= 0", differing == 0, len(counts), detail, 0.0,
+              data=counts)  # fmt: skip
+    largest = {
+        f"{policy}, {cell}": 100 * abs(ours - theirs) / _length(cell, options)
+        for cell, row in counts.items()
+        for policy, (ours, theirs) in row.items()
+        if policy not in _EXACT
+    }
+    worst = max(largest, key=lambda cell: largest[cell])
+    yield at_most(near, largest[worst], 0.3, "points", n=len(largest), detail=worst, data=largest)
+
+
+def _length(cell: str, options: BenchOptions) -> int:
+    name = cell.partition(",")[0]
+    trace = training_accesses(0) if name == "epochs" else _public(name, 400_000)
+    return min(len(trace), 400_000 if options.full else 50_000)
+
+
+def _write_oracle_general(trace: AccessTrace, path: Path) -> None:
+    following = next_requests(trace.objects)
+    records = np.zeros(len(trace), ORACLE_GENERAL)
+    records["time"] = np.arange(len(trace))
+    records["key"] = trace.objects + 1
+    records["size"] = trace.sizes
+    records["next_access"] = np.where(following > len(trace), -1, following)
+    records.tofile(path)
+
+
+def _peer_hits(path: Path, peer: str, capacity: int, requests: int) -> int:
+    import libcachesim  # type: ignore[import-not-found, unused-ignore]
+
+    reader = libcachesim.TraceReader(
+        str(path), trace_type=libcachesim.TraceType.ORACLE_GENERAL_TRACE
+    )
+    missed = getattr(libcachesim, peer)(cache_size=capacity).process_trace(reader)[0]
+    return round((1 - missed) * requests)
+
+
+def _speed_row(options: BenchOptions) -> Iterator[Bar]:
+    bar = "LRU, numbering of keys included, one thread"
+    if not options.wants(bar, 20):
+        return
+    options.progress(bar)
+    keys = get("cache_traces", trace="w106").keys[:2_000_000]
+
+    def run() -> None:
+        numbers, _ = numbered(keys)
+        trace = AccessTrace.checked(numbers, np.ones(keys.size, np.int64))
+        simulate(trace, "lru", 20_000)
+
+    seconds = times_s(run, 7)
+    yield at_least(bar, keys.size / float(np.median(seconds)) / 1e6, 5.0, "M requests/s", n=7,
+                   detail="w106, first 2 M requests; CPU time")  # fmt: skip
+
+
+def _epoch_rows(options: BenchOptions) -> Iterator[Bar]:
+    for share, limit in (("10%", 0.462), ("20%", 0.235)):
+        miss = f"epoch workload, {share}: miss ratio of learned"
+        gap = f"epoch workload, {share}: gap from W-TinyLFU to Belady that is closed"
+        text = f"epoch workload, {share}: hits that contexts add"
+        if not any(options.wants(bar, 10) for bar in (miss, gap, text)):
+            continue
+        options.progress(miss)
+        seeds = range(3 if options.full else 1)
+        rows = []
+        for seed in seeds:
+            found = predict_cache(
+                training_accesses(seed), share, ("learned", "auto", "wtinylfu", "belady")
+            )
+            rows.append(
+                {one.policy: 1 - one.hit_rate for one in found.outcomes}
+                | {"gain": found.text_gain or 0.0, "matters": bool(found.text_matters)}
+            )
+        worst = max(row["learned"] for row in rows)
+        yield at_most(miss, worst, limit, "", n=len(rows), detail="worst seed", data={"rows": rows})
+        closed = [
+            (row["wtinylfu"] - row["learned"]) / (row["wtinylfu"] - row["belady"]) for row in rows
+        ]
+        yield at_least(gap, 100 * min(closed), 60.0, "%", n=len(rows), detail="worst seed")
+        gains = [100 * row["gain"] for row in rows]
+        yield Bar(text, min(gains), "points", "> 0, p < 0.05", all(row["matters"] for row in rows),
+                  len(rows), "worst seed; paired, over blocks of requests")  # fmt: skip
+
+
+def _trace_rows(options: BenchOptions) -> Iterator[Bar]:
+    never = "public traces: auto's hit rate below the best classic policy's, at most"
+    better = "public traces on which auto is better than every classic policy"
+    if not (options.wants(never, 60) or options.wants(better, 60)):
+        return
+    below: dict[str, float] = {}
+    for name in _TRACES:
+        for share in _SHARES:
+            options.progress(f"{name}, {share}")
+            trace = _public(name, _limit(options))
+            hits = {
+                policy: 100 * float(simulate(trace, policy, share).mean())
+                for policy in (*_CLASSIC, "auto")
+            }
+            below[f"{name}, {share}"] = max(hits[policy] for policy in _CLASSIC) - hits["auto"]
+    worst = max(below, key=lambda cell: below[cell])
+    shown = "; ".join(f"{cell}: {value:.2f}" for cell, value in below.items())
+    yield at_most(never, below[worst], 0.5, "points", n=len(below), detail=shown, data=below)
+    won = {cell.partition(",")[0] for cell, value in below.items() if value < 0}
+    detail = ", ".join(sorted(won)) + "; at one size or more"
+    yield at_least(better, len(won), 3, f"of {len(_TRACES)}", n=len(below), detail=detail)
+
+
+def _drift_row(options: BenchOptions) -> Iterator[Bar]:
+    bar = "drift: epochs until auto hits as often as a cache that saw only the new jobs"
+    if not options.wants(bar, 10):
+        return
+    options.progress(bar)
+    before = training_accesses(0, JOBS[:2])
+    late = [TrainingJob("epsilon", 300, 30, 1.0), TrainingJob("zeta", 100, 60, 1.5)]
+    after = training_accesses(1, late)
+    names = [before.names[n] for n in before.objects] + [after.names[n] for n in after.objects]
+    sizes = np.concatenate([before.sizes, after.sizes])
+    both = AccessTrace.of(names, sizes)
+    capacity = int(after.object_bytes.sum() * 0.2)
+    alone = simulate(AccessTrace.of(names[len(before) :], after.sizes), "auto", capacity)
+    changed = simulate(both, "auto", capacity)[len(before) :]
+    epoch = len(after) // 30
+    late_rate = alone[len(alone) // 2 :].mean()
+    rates = [float(part.mean()) for part in np.array_split(changed, 30)]
+    recovered = next((n for n, rate in enumerate(rates) if rate >= 0.95 * late_rate), len(rates))
+    yield at_most(bar, recovered, 2, "epochs", n=1, detail=f"epochs of {epoch} requests",
+                  data={"rates": rates, "alone": float(late_rate)})  # fmt: skip
+
+
+def _decision_row(options: BenchOptions) -> Iterator[Bar]:
+    bar = "class of a memoised context"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    classes = ContextClasses()
+    contexts = [(("job", "alpha"), ("object", f"/a/train/{n:05d}.tar")) for n in range(1000)]
+    number = classes.number
+    for context in contexts:
+        number(context)
+
+    def run() -> None:
+        for context in contexts:
+            number(context)
+
+    seconds = np.median(times_s(run, 15)) / len(contexts)
+    yield at_most(bar, 1e6 * float(seconds), 1.0, "us", n=15, detail="1,000 contexts of 2 keys")
+
+
+def _import_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "OTLP protobuf: import over parsing alone by python-protobuf"
+    if not options.wants(bar, 30):
+        return
+    if importlib.util.find_spec("opentelemetry.proto") is None:
+        yield not_judged(bar, "x", ">= 3", "the package opentelemetry-proto is not installed")
+        return
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    options.progress(bar)
+    count = 200_000 if options.full else 20_000
+    message = ExportTraceServiceRequest()
+    spans = message.resource_spans.add().scope_spans.add().spans
+    for n in range(count):
+        span = spans.add(name="read", start_time_unix_nano=n)
+        span.trace_id, span.span_id = n.to_bytes(16, "big"), (n + 1).to_bytes(8, "big")
+        for key, value in (("file.path", f"/a/{n % 500:05d}.tar"), ("job", "alpha")):
+            span.attributes.add(key=key).value.string_value = value
+    content = message.SerializeToString()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "spans.pb")
+        path.write_bytes(content)
+
+        def parse() -> None:
+            ExportTraceServiceRequest().ParseFromString(content)
+
+        taken = paired(
+            {"import": lambda: import_trace(str(path)), "python-protobuf": parse}, blocks=7
+        )
+    detail = f"{count:,} spans of 2 attributes; {taken}"
+    yield taken.ratio("python-protobuf", "import").at_least(bar, 3.0, detail=detail)
+
+
+_READER = """
+import sys
+import torch
+model = torch.nn.Linear(1024, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for start in range(0, int(sys.argv[2]), 20):
+    rows = []
+    for number in range(start, start + 20):
+        with open(f"{sys.argv[1]}/{number:06d}.bin", "rb") as file:
+            rows.append(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8))
+    loss = model(torch.stack(rows).float()).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def _recorder_row(options: BenchOptions) -> Iterator[Bar]:
+    bar = "recording: time of a training epoch over the time without"
+    if not options.wants(bar, 60):
+        return
+    options.progress(bar)
+    count = 20_000 if options.full else 4_000
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(count):
+            Path(folder, f"{number:06d}.bin").write_bytes(bytes(1024))
+        script = Path(folder, "train.txt")
+        script.write_text(_READER)
+        command = [sys.executable, str(script), folder, str(count)]
+        counts: list[int] = []
+
+        def recorded() -> None:
+            trace, _ = record_trace(command)
+            read = [name for name in trace.names if name.endswith(".bin")]
+            counts.append(len(read) - count)
+
+        taken = paired(
+            {"plain": lambda: subprocess.run(command, check=True), "recorded": recorded},
+            clock="wall", blocks=9 if options.full else 5,
+        )  # fmt: skip
+    detail = f"{count:,} files of 1 KiB; lost events: {-min(counts)}; {taken}"
+    yield taken.ratio("recorded", "plain").at_most(bar, 1.03, detail=detail)
+
+
+@dataclass
+class _Training:
+    """Two jobs that train at once through one cache."""
+
+    elapsed_s: float = 0.0
+    hit_rate: float = 0.0
+    reads: list[str] = field(default_factory=list)
+    compute_s: dict[str, float] = field(default_factory=dict)
+
+
+_ORIGIN = StorageOrigin(20e6, 50e6)
+_TRAINED = (TrainingJob("small", 40, 20, 0.0), TrainingJob("large", 200, 4, 0.0))
+
+
+def _train(folder: Path, policy: str, shard_bytes: int) -> _Training:
+    """Train both jobs over shards in `folder`; the cache holds a fifth of them."""
+    result = _Training()
+    shards = sum(job.shards for job in _TRAINED)
+    plain = throttled(
+        lambda name: (folder / name).read_bytes(), _ORIGIN.latency_ns / 1e9, _ORIGIN.bytes_per_s
+    )
+    cache = ShardCache(folder / f"cache-{policy}", shards * shard_bytes // 5, plain, policy=policy)
+
+    def decode(content: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)[:4096].float() / 255
+
+    def run(job: TrainingJob) -> None:
+        generator = torch.Generator().manual_seed(job.shards)
+        model = torch.nn.Sequential(torch.nn.Linear(4096, 32), torch.nn.Linear(32, 4096))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        names = [f"{job.name}-{number:04d}" for number in range(job.shards)]
+        dataset = CachedDataset(names, cache, decode, {"job": job.name})
+        for _ in range(job.epochs):
+            loader: Any = DataLoader(dataset, shuffle=True, generator=generator)  # type: ignore[arg-type]
+            for batch in loader:
+                optimizer.zero_grad()
+                (model(batch) - batch).square().mean().backward()
+                optimizer.step()
+
+    read = cache.read
+
+    def noted(name: str, context: Any = None) -> bytes:
+        result.reads.append(name)
+        return read(name, context)
+
+    cache.read = noted  # type: ignore[method-assign]
+    threads = [threading.Thread(target=run, args=(job,)) for job in _TRAINED]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    result.elapsed_s = time.perf_counter() - began
+    result.hit_rate = cache.counts.hit_rate
+    return result
+
+
+def _predicted_s(reads: list[str], hit: npt.NDArray[np.bool_], shard_bytes: int) -> float:
+    """Return the time of the slower job, from the misses of each."""
+    read_s = float(_ORIGIN.read_ns(np.array([shard_bytes]))[0]) / 1e9
+    missed = [name.partition("-")[0] for name, was in zip(reads, hit, strict=True) if not was]
+    return max(missed.count(job.name) for job in _TRAINED) * read_s
+
+
+def _training_rows(options: BenchOptions) -> Iterator[Bar]:
+    speed = "two jobs, real files: time with auto over LRU"
+    rate = "two jobs: hit rate measured against predicted"
+    duration = "two jobs: time measured against predicted"
+    if not any(options.wants(bar, 75) for bar in (speed, rate, duration)):
+        return
+    options.progress(speed)
+    shard_bytes = 200_000
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for job in _TRAINED:
+            for number in range(job.shards):
+                Path(folder, f"{job.name}-{number:04d}").write_bytes(
+                    np.random.default_rng(number).bytes(shard_bytes)
+                )
+        arms = {policy: _train(folder, policy, shard_bytes) for policy in ("lru", "auto")}
+    reads = arms["lru"].reads
+    trace = AccessTrace.of(
+        reads, [shard_bytes] * len(reads),
+        contexts=[{"job": name.partition("-")[0]} for name in reads],
+    )  # fmt: skip
+    share = sum(job.shards for job in _TRAINED) * shard_bytes // 5
+    # What the prediction leaves out (training, and reads that hit) is measured with LRU.
+    hit = {policy: simulate(trace, policy, share) for policy in arms}
+    predicted = {policy: _predicted_s(reads, hit[policy], shard_bytes) for policy in arms}
+    other_s = max(0.0, arms["lru"].elapsed_s - predicted["lru"])
+    values = {
+        policy: {
+            "elapsed_s": arm.elapsed_s, "hit_rate": arm.hit_rate,
+            "predicted_s": predicted[policy] + other_s, "predicted_rate": float(hit[policy].mean()),
+        }
+        for policy, arm in arms.items()
+    }  # fmt: skip
+    auto = values["auto"]
+    shown = "; ".join(f"{policy} {row['elapsed_s']:.1f} s" for policy, row in values.items())
+    yield at_most(
+        speed, auto["elapsed_s"] / values["lru"]["elapsed_s"], 0.75, "x", data=values,
+        detail=f"20 ms, 50 MB/s, cache of 20 %; {shown}",
+    )  # fmt: skip
+    yield at_most(
+        rate, 100 * abs(auto["hit_rate"] - auto["predicted_rate"]), 2.0, "points",
+        detail=f"{auto['hit_rate']:.3f} measured, {auto['predicted_rate']:.3f} predicted from the "
+        "reads with LRU",
+    )  # fmt: skip
+    yield at_most(
+        duration, 100 * abs(auto["predicted_s"] / auto["elapsed_s"] - 1), 10.0, "%",
+        detail=f"{auto['elapsed_s']:.1f} s measured, {auto['predicted_s']:.1f} s predicted",
+    )  # fmt: skip
