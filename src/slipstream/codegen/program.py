@@ -76,6 +76,8 @@ class Index:
     through: tuple[str, Index] | None = None
 
     def __post_init__(self) -> None:
+        if not self.terms or (len(self.terms) == 1 and self.terms[0][1]):
+            return
         merged: dict[str, int] = {}
         for name, factor in self.terms:
             merged[name] = merged.get(name, 0) + factor
@@ -83,7 +85,7 @@ class Index:
 
     def factor(self, name: str) -> int:
         """Return the factor of an axis or symbol; 0 if it does not occur."""
-        return dict(self.terms).get(name, 0)
+        return next((factor for term, factor in self.terms if term == name), 0)
 
     def renamed(self, names: Mapping[str, str]) -> Index:
         """Return the index with other names of axes."""

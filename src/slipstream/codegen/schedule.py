@@ -9,9 +9,9 @@ Steps name a nest by one of its statements and a loop by the axis of that statem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from slipstream.codegen.program import Index, Program
@@ -287,8 +287,9 @@ class Tree:
 
     def __init__(self, program: Program, schedule: Schedule | None = None) -> None:
         self.program = program
-        self.domains = [self._domain(number) for number in range(len(program.statements))]
-        self.body = self._nest(list(range(len(program.statements))), 0)
+        domains, names = _unscheduled(program)
+        self.domains = [Domain(dict(d.iterators), list(d.constraints)) for d in domains]
+        self.body = self._nest(list(range(len(program.statements))), 0, names)
         for step in schedule or Schedule():
             apply = getattr(self, f"_{type(step).__name__.lower()}", None)
             if apply is None:
@@ -299,43 +300,16 @@ class Tree:
                 error.where = error.where or str(step)
                 raise
 
-    def _iterator(self, number: int, place: int) -> str:
-        """Return an iterator's name: that of the first statement that shares the loop."""
-        first = number
-        while first and self.program.shared(first - 1, number) > place:
-            first -= 1
-        # The dot keeps it apart from the names of axes and symbols.
-        return f"{self.program.statements[number].axes[place]}.{first}"
-
-    def _domain(self, number: int) -> Domain:
-        statement = self.program.statements[number]
-        iterators, constraints = {}, []
-        for place, axis in enumerate(statement.axes):
-            name = self._iterator(number, place)
-            iterators[axis] = Index(((name, 1),))
-            extent = self.program.axis[axis].extent
-            last = (
-                Index((), extent - 1) if isinstance(extent, int) else Index(((extent.name, 1),), -1)
-            )
-            constraints.append(Index(((name, 1),)))
-            constraints.append(Index((*last.terms, (name, -1)), last.offset))
-        for limit in statement.where:
-            for axis in statement.axes:
-                ((name, _),) = iterators[axis].terms
-                limit = limit.substituted(axis, Index(((f"%{name}", 1),)))
-            constraints.append(
-                Index(tuple((n.lstrip("%"), k) for n, k in limit.terms), limit.offset)
-            )
-        return Domain(iterators, constraints)
-
-    def _nest(self, numbers: list[int], depth: int) -> list[Loop | int]:
+    def _nest(
+        self, numbers: list[int], depth: int, names: Sequence[Sequence[str]]
+    ) -> list[Loop | int]:
         body: list[Loop | int] = []
         for number in numbers:
             axes = self.program.statements[number].axes
             if len(axes) == depth:
                 body.append(number)
                 continue
-            name = self._iterator(number, depth)
+            name = names[number][depth]
             last = body[-1] if body else None
             if isinstance(last, Loop) and last.name == name:
                 last.body.append(number)
@@ -344,7 +318,8 @@ class Tree:
                 body.append(Loop(name, [number], {number: axes[depth]}))
         for node in body:
             if isinstance(node, Loop):
-                node.body = self._nest([n for n in node.body if isinstance(n, int)], depth + 1)
+                numbers = [n for n in node.body if isinstance(n, int)]
+                node.body = self._nest(numbers, depth + 1, names)
         return body
 
     def path(self, number: int) -> list[Loop]:
@@ -377,7 +352,10 @@ class Tree:
         path = self.path(number)
         if any(loop.tile for loop in path):
             raise ScheduleError("the nest is already tiled", remedy="tile it in one step, last")
-        places = [path.index(self.loop(number, axis)) for axis in axes]
+        order = [loop.axes[number] for loop in path]
+        if not set(axes) <= set(order):
+            self.loop(number, next(axis for axis in axes if axis not in order))
+        places = [order.index(axis) for axis in axes]
         band = path[min(places) : max(places) + 1]
         for outer in band[:-1]:
             if len(outer.body) != 1:
@@ -502,6 +480,39 @@ class Tree:
             return f"{node.name}({marks})[{';'.join(map(text, node.body))}]"
 
         return ";".join(map(text, self.body))
+
+
+@lru_cache(maxsize=256)
+def _unscheduled(program: Program) -> tuple[tuple[Domain, ...], tuple[tuple[str, ...], ...]]:
+    """Return the domain of each statement, which is not to be changed, and its iterators."""
+    domains, names = [], []
+    for number, statement in enumerate(program.statements):
+        iterators: dict[str, Index] = {}
+        constraints = []
+        for place, axis in enumerate(statement.axes):
+            # A loop has the name of the first statement that shares it. The dot keeps it apart
+            # from the names of axes and symbols.
+            first = number
+            while first and program.shared(first - 1, number) > place:
+                first -= 1
+            name = f"{program.statements[number].axes[place]}.{first}"
+            iterators[axis] = Index(((name, 1),))
+            extent = program.axis[axis].extent
+            last = (
+                Index((), extent - 1) if isinstance(extent, int) else Index(((extent.name, 1),), -1)
+            )
+            constraints.append(Index(((name, 1),)))
+            constraints.append(Index((*last.terms, (name, -1)), last.offset))
+        for limit in statement.where:
+            for axis in statement.axes:
+                ((name, _),) = iterators[axis].terms
+                limit = limit.substituted(axis, Index(((f"%{name}", 1),)))
+            constraints.append(
+                Index(tuple((n.lstrip("%"), k) for n, k in limit.terms), limit.offset)
+            )
+        domains.append(Domain(iterators, constraints))
+        names.append(tuple(index.terms[0][0] for index in iterators.values()))
+    return tuple(domains), tuple(names)
 
 
 def extents_of(program: Program) -> Mapping[str, int]:
