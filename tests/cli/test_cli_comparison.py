@@ -7,13 +7,13 @@ import re
 import pytest
 
 from slipstream.cli import _output
-from slipstream.measure.records import Claim, Verdict
+from slipstream.measure.records import UNCHANGED, Claim, Verdict
 from slipstream.measure.runner import Progress
 
 
 def _claim(arm: str, ratio: float, carries: bool = True) -> Claim:
     return Claim(
-        "wall", arm, "as it is", "median", ratio, ratio - 0.05, ratio + 0.05, 0.95,
+        "wall", arm, UNCHANGED, "median", ratio, ratio - 0.05, ratio + 0.05, 0.95,
         Verdict.INCONCLUSIVE, 0.1, 20, carries=carries,
     )  # fmt: skip
 

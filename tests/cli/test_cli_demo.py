@@ -10,6 +10,7 @@ from slipstream.cli import demo
 from slipstream.measure import environment
 from slipstream.measure.environment import from_facts
 from slipstream.measure.records import (
+    UNCHANGED,
     Claim,
     Experiment,
     ExperimentSettings,
@@ -21,12 +22,12 @@ from slipstream.measure.render import ComparisonRow, comparison_rows
 
 def _row(verdict: Verdict, ratio: float, arm: str = "amp:bf16") -> ComparisonRow:
     claim = Claim(
-        "cpu", arm, "as it is", "median", ratio, ratio - 0.05, ratio + 0.05, 0.95, verdict, 0.1, 5
+        "cpu", arm, UNCHANGED, "median", ratio, ratio - 0.05, ratio + 0.05, 0.95, verdict, 0.1, 5
     )
     shown = PredictionRecord("", arm, "cpu", 0.82, 0.78, 0.86, "simulated", "", "")
     place = from_facts({})
     made = Experiment(
-        "demo", "", place, ExperimentSettings("as it is"), (), {}, predictions={arm: shown}
+        "demo", "", place, ExperimentSettings(UNCHANGED), (), {}, predictions={arm: shown}
     )
     return comparison_rows(made, [claim])[0]
 

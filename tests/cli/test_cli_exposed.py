@@ -11,6 +11,7 @@ import pytest
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.records import (
     AFTERWARDS,
+    UNCHANGED,
     Environment,
     Event,
     Experiment,
@@ -53,7 +54,7 @@ def comparison(
     )
     experiment = Experiment(
         "train", "2026-11-23T00:00:00Z", Environment({}, "env"),
-        ExperimentSettings("as it is", budget_s=1.0), (), {}, events, record,
+        ExperimentSettings(UNCHANGED, budget_s=1.0), (), {}, events, record,
     )  # fmt: skip
     return Comparison(experiment, ())
 

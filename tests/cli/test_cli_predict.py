@@ -149,17 +149,24 @@ def test_persistent_memory_has_one_form(after: int, shown: str) -> None:
 def test_past_measurements_are_shown_below_the_prediction(recorded: Any, tmp_path: Path) -> None:
     from slipstream.graph import load
     from slipstream.measure.environment import capture
-    from slipstream.measure.records import ArmRecord, Claim, Experiment, ExperimentSettings, Verdict
+    from slipstream.measure.records import (
+        UNCHANGED,
+        ArmRecord,
+        Claim,
+        Experiment,
+        ExperimentSettings,
+        Verdict,
+    )
     from slipstream.measure.store import Store
 
     meta = load(recorded.path).meta
     claim = Claim(
-        "cpu", "amp:bf16", "as it is", "median", 0.6, 0.575, 0.617, 0.95, Verdict.FASTER, 0.01,
+        "cpu", "amp:bf16", UNCHANGED, "median", 0.6, 0.575, 0.617, 0.95, Verdict.FASTER, 0.01,
         60, carries=True,
     )  # fmt: skip
     proved = Experiment(
         str(meta["workload"]), "2026-01-03T00:00:00Z", capture(torch=False),
-        ExperimentSettings("as it is"), (ArmRecord("as it is"), ArmRecord("amp:bf16")), {},
+        ExperimentSettings(UNCHANGED), (ArmRecord(UNCHANGED), ArmRecord("amp:bf16")), {},
     )  # fmt: skip
     with Store(tmp_path / "proofs.db") as store:
         store.save(proved, [claim])

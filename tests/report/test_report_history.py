@@ -12,6 +12,7 @@ from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import from_facts
 from slipstream.measure.ledger import Ledger
 from slipstream.measure.records import (
+    UNCHANGED,
     ArmRecord,
     Claim,
     Experiment,
@@ -86,13 +87,13 @@ def test_measurements_are_shown_next_to_predictions(path: Path) -> None:
 
 
 def test_an_explicit_comparison_counts_as_the_latest(path: Path, tmp_path: Path) -> None:
-    arms = (ArmRecord("as it is"), ArmRecord("amp:bf16"))
+    arms = (ArmRecord(UNCHANGED), ArmRecord("amp:bf16"))
     claim = Claim(
-        "cpu", "amp:bf16", "as it is", "median", 0.9, 0.88, 0.92, 0.95, Verdict.UNTRUSTWORTHY,
+        "cpu", "amp:bf16", UNCHANGED, "median", 0.9, 0.88, 0.92, 0.95, Verdict.UNTRUSTWORTHY,
         0.01, 60, carries=True,
     )  # fmt: skip
     experiment = Experiment(
-        "train.py:step", "2026-01-03T00:00:00Z", ELSEWHERE, ExperimentSettings("as it is"), arms, {}
+        "train.py:step", "2026-01-03T00:00:00Z", ELSEWHERE, ExperimentSettings(UNCHANGED), arms, {}
     )
     comparisons = [Comparison(experiment, (claim,))]
     for store in (path, tmp_path / "none.db"):
@@ -110,14 +111,14 @@ def test_a_proved_prediction_appears_once(path: Path) -> None:
         HERE.env_id,
     )  # fmt: skip
     claim = Claim(
-        "cpu", "fused", "as it is", "median", 0.6, 0.58, 0.62, 0.95, Verdict.FASTER, 0.01, 60,
+        "cpu", "fused", UNCHANGED, "median", 0.6, 0.58, 0.62, 0.95, Verdict.FASTER, 0.01, 60,
         carries=True,
     )  # fmt: skip
-    arms = (ArmRecord("as it is"), ArmRecord("fused"))
+    arms = (ArmRecord(UNCHANGED), ArmRecord("fused"))
     with Store(path) as store:
         Ledger(store).record(shown, HERE)
         proved = Experiment(
-            "train.py:step", "2026-01-04T00:00:01Z", UPDATED, ExperimentSettings("as it is"), arms,
+            "train.py:step", "2026-01-04T00:00:01Z", UPDATED, ExperimentSettings(UNCHANGED), arms,
             {}, predictions={"fused": shown},
         )  # fmt: skip
         store.save(proved, [claim])

@@ -17,7 +17,14 @@ from reports import AlikeDurations, Report, empty_graph, without_memory
 from slipstream.graph import replay
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import capture
-from slipstream.measure.records import ArmRecord, Claim, Experiment, ExperimentSettings, Verdict
+from slipstream.measure.records import (
+    UNCHANGED,
+    ArmRecord,
+    Claim,
+    Experiment,
+    ExperimentSettings,
+    Verdict,
+)
 from slipstream.report import write_report
 from slipstream_bench.browser import Browser, axe_core, browser, missing
 from slipstream_bench.systems.report import repeated
@@ -171,13 +178,13 @@ def test_an_unsimulated_combination_is_reported(
 def test_a_measured_speed_up_is_next_to_the_predicted_one(page: Browser, tmp_path: Path) -> None:
     graph = captured("transformer")
     techniques = ["fused_optimizer:fused", "checkpointing"]
-    arms = tuple(ArmRecord(name) for name in ("as it is", techniques[0]))
+    arms = tuple(ArmRecord(name) for name in (UNCHANGED, techniques[0]))
     claim = Claim(
-        "cpu", techniques[0], "as it is", "median", 0.5, 0.4, 0.625, 0.95, Verdict.FASTER, 0.01, 60
+        "cpu", techniques[0], UNCHANGED, "median", 0.5, 0.4, 0.625, 0.95, Verdict.FASTER, 0.01, 60
     )
     experiment = Experiment(
         graph.meta["workload"], "2026-01-03T00:00:00Z", capture(torch=False),
-        ExperimentSettings("as it is"), arms, {},
+        ExperimentSettings(UNCHANGED), arms, {},
     )  # fmt: skip
     path = write_report(
         graph, tmp_path / "r.html", techniques=techniques, durations=AlikeDurations(),

@@ -111,7 +111,7 @@ def test_stops_when_faults_are_negligible_or_launches_agree(
         ({"until": 7.0}, 2),  # the third would end at 9 s
         ({"until": 7.0, "launch_s": 8.0}, 0),
         ({"until": 2.0}, 0),  # killed
-        ({"longest_s": 4.0}, 2),
+        ({"time_limit_s": 4.0}, 2),
     ],
 )
 def test_stops_at_the_deadline(

@@ -78,7 +78,7 @@ class CaptureSettings:
             to keep its pages; see `paging`.
         other_size: Whether to record a step with another number of samples, from which shapes
             are extrapolated.
-        longest_s: Time limit for plain and profiled steps together; at least three are recorded.
+        time_limit_s: Time limit for plain and profiled steps together; at least three are recorded.
         once: Whether a rough value suffices: one step gives times and memory, whatever the state
             of the caches.
         short: Whether the workload ends soon, so that no step runs only to settle the caches.
@@ -90,7 +90,7 @@ class CaptureSettings:
     needs: tuple[str, ...] = ()
     own_process: bool = True
     other_size: bool = True
-    longest_s: float = _MAX_CAPTURE_S
+    time_limit_s: float = _MAX_CAPTURE_S
     once: bool = False
     short: bool = False
 
@@ -163,7 +163,7 @@ class _Capture:
         # Free garbage of building and warm-up; afterwards the workload collects at its own pace.
         gc.collect()
         # A slow step needs fewer repetitions: its tasks are long compared with the noise.
-        affordable = int(settings.longest_s / 2 / max(per_step_s, 1e-9))
+        affordable = int(settings.time_limit_s / 2 / max(per_step_s, 1e-9))
         steps = max(min(settings.steps, affordable), min(_MIN_PROFILED, settings.steps))
         if place is not None:
             if settings.short:

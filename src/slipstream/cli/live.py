@@ -52,9 +52,9 @@ def command(
 
     from slipstream.live.analysis import Analyst, parse_workload
     from slipstream.live.server import serving
-    from slipstream.technique import need_known
+    from slipstream.technique import need_installed
 
-    need_known(technique or ())
+    need_installed(technique or ())
     # A file that does not parse now may parse at the next save.
     recipe = parse_workload(request.target, *request.script_arguments, **request.arguments)
     analyst = Analyst(

@@ -50,10 +50,10 @@ def command(
 
         slipstream lsp train.py:make_workload
     """
-    from slipstream.technique import need_known
+    from slipstream.technique import need_installed
     from slipstream.units import parse_duration_ns
 
-    need_known(technique or ())
+    need_installed(technique or ())
     if stdio and tcp is not None:
         raise UsageError("--stdio and --tcp exclude each other", remedy="pass one of them")
     timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9

@@ -18,7 +18,7 @@ from slipstream.verbs.children import workload_child
 from slipstream.workload import Workload
 from slipstream.workload.lines import project_root
 
-_FIRST_FILE, _WHOLE_FILE = "first.slipgraph", "run.slipgraph"
+_FIRST_FILE, _FULL_FILE = "first.slipgraph", "run.slipgraph"
 _DRAW = "slipstream.live.work:draw"
 
 
@@ -71,7 +71,7 @@ class Stages:
         """
         settings, workload = self._settings, self._parsed()
         self._folder.mkdir()
-        first, whole = self._folder / _FIRST_FILE, self._folder / _WHOLE_FILE
+        first, full = self._folder / _FIRST_FILE, self._folder / _FULL_FILE
 
         def publish(state: str, recorded: Mapping[str, Any], **more: Any) -> None:
             self._add_files(recorded["files"])
@@ -100,16 +100,16 @@ class Stages:
                 steps=settings.steps,
                 root=str(project_root(workload.path)),
                 first=str(first),
-                whole=str(whole),
+                complete=str(full),
             )
-        publish(RECORDED, recorded, graph=whole)
-        self._draw(whole, RECORDED)
+        publish(RECORDED, recorded, graph=full)
+        self._draw(full, RECORDED)
 
     def reline(self, before: Analysis, moved: Moved) -> None:
         """Copy the analysis `before` of the same code with moved lines, instead of all stages."""
         assert before.graph is not None
         assert before.document is not None
-        graph, document = self._folder / _WHOLE_FILE, self._folder / READY
+        graph, document = self._folder / _FULL_FILE, self._folder / READY
         self._folder.mkdir()
         costs = self._queue.call(
             Kind.SIMULATING,

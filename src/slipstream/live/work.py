@@ -46,7 +46,7 @@ def record(
     steps: int,
     root: str,
     first: str,
-    whole: str,
+    complete: str,
 ) -> dict[str, Any]:
     """Record the workload, and return the user's ``files`` that were run and the ``costs``.
 
@@ -55,7 +55,7 @@ def record(
 
     Args:
         root: folder that lines are relative to.
-        first, whole: paths of the two recordings.
+        first, complete: paths of the two recordings.
     """
     brief = CaptureSettings.first_look(threads)
     full = CaptureSettings(0, steps, threads)
@@ -70,7 +70,7 @@ def record(
             save(graph, Path(first))
             channel().send({"first": first})
         graph = yield from capture(full, report_progress)(built)
-        save(graph, Path(whole))
+        save(graph, Path(complete))
         return summary(graph)
 
     answer: dict[str, Any] = run_program(workload, keep_in, program)

@@ -612,8 +612,9 @@ def _notes(
     settings = experiment.settings
     notes = [
         f"A = {arm_label(settings.baseline)}; changes are over paired blocks: speed-up A / B for "
-        f"times, percent for sizes, else B / A; intervals hold at "
-        f"{format_percent(settings.level)} over all looks together; error: measured against predicted; "
+        "times, percent for sizes, else B / A; intervals hold at "
+        f"{format_percent(settings.level)} over all looks together; error: measured against "
+        "predicted; "
         "detectable: the smallest difference that this run could have detected; "
         "\u2013: undetermined."
     ]

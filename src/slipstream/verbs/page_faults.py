@@ -35,7 +35,7 @@ def watch_launches(
     *,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    longest_s: float = _MAX_S,
+    time_limit_s: float = _MAX_S,
     launch_s: float = 0.0,
     until: float = math.inf,
     report: Callable[[str], None] = lambda line: None,
@@ -46,7 +46,7 @@ def watch_launches(
     or if its launches were watched before.
 
     Args:
-        longest_s: no launch starts after this many seconds of launches.
+        time_limit_s: no launch starts after this many seconds of launches.
         launch_s: estimated time of the first launch, in seconds.
         until: deadline, by `time.monotonic`: no launch starts if the previous one took longer than
             the remaining time; one still running at the deadline is killed and not counted.
@@ -58,7 +58,7 @@ def watch_launches(
     step_ns = float(graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum())
     others: list[float] = []
     began = now = time.monotonic()
-    while len(others) < _LAUNCHES and now - began < longest_s and now + launch_s < until:
+    while len(others) < _LAUNCHES and now - began < time_limit_s and now + launch_s < until:
         highest = max(recorded, *others, 0.0)
         spread_ns = highest - min(recorded, *others, math.inf)
         enough = _ENOUGH if highest >= MATTERS * step_ns else 1

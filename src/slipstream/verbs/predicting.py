@@ -23,7 +23,7 @@ from slipstream.provenance import Provenance
 from slipstream.technique import Context, Quality, Technique
 from slipstream.verbs.results import Predicted, Prediction, Refused
 from slipstream.verbs.sharing import network_error_ns, shared_step
-from slipstream.workload import in_order
+from slipstream.workload import sort_by_stage
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -134,7 +134,7 @@ def combination_of(alternative: str | Technique | Sequence[Technique]) -> tuple[
         return technique.parse(alternative)
     if isinstance(alternative, Technique):
         return (alternative,)
-    return in_order(alternative)
+    return sort_by_stage(alternative)
 
 
 def _fold(

@@ -43,7 +43,7 @@ def profile(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     needs: Collection[str] = (),
     launches: bool = True,
-    longest_s: float = CaptureSettings.longest_s,
+    time_limit_s: float = CaptureSettings.time_limit_s,
     report: Callable[[str], None] = lambda line: None,
 ) -> Graph:
     """Record the dependency graph of one step of `workload`.
@@ -60,7 +60,7 @@ def profile(
         needs: additional statistics to record, such as "regions" (see `Technique.needs`).
         launches: whether to watch other launches of the program for page faults, see
             `slipstream.verbs.page_faults`.
-        longest_s: time limit in seconds of the profiled steps and the plain ones run with them;
+        time_limit_s: time limit in seconds of the profiled steps and the plain ones run with them;
             fewer steps of a slow workload are recorded.
         report: called with a short line of progress.
 
@@ -83,7 +83,7 @@ def profile(
     if not isinstance(workload, Workload):
         workload = Workload.parse(workload)
     settings = CaptureSettings(
-        warmup, steps, threads, tuple(sorted(set(needs))), longest_s=longest_s
+        warmup, steps, threads, tuple(sorted(set(needs))), time_limit_s=time_limit_s
     )
     if workload.live is not None:
         # Its heap is the caller's own, so launches cannot be compared.

@@ -132,7 +132,7 @@ class Request:
             return load_recording(Path(self.target), warn)
         if busy := busy_in_words():
             warn(_BUSY.format(busy))
-        brief: dict[str, Any] = {"launches": False, "longest_s": _BRIEF_S} if briefly else {}
+        brief: dict[str, Any] = {"launches": False, "time_limit_s": _BRIEF_S} if briefly else {}
         return profile(
             self.workload(), steps=self.steps, threads=self.threads, timeout_s=self.timeout_s,
             needs=needs, report=report, **brief,
@@ -153,7 +153,7 @@ class Request:
             return graph
         return watch_launches(
             graph, self.workload(), threads=self.threads, timeout_s=self.timeout_s,
-            longest_s=_BRIEF_S, launch_s=launch_s, until=until, report=report,
+            time_limit_s=_BRIEF_S, launch_s=launch_s, until=until, report=report,
         )  # fmt: skip
 
     def fingerprint(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_rules import PLANTED, logs_of
 
-from slipstream.mlperf.training import TrainingResult, check_run, olympic
+from slipstream.mlperf.training import TrainingResult, check_run, olympic_mean
 from slipstream.mlperf.training.log import TOKEN, Event
 from slipstream.mlperf.training.rules import seconds_of
 from slipstream.mlperf.training.tasks import Task
@@ -125,7 +125,7 @@ def test_official_verdicts_and_scores_of_random_results_agree(
         theirs = summary._compute_olympic_average(
             [*sorted(times)[: len(times) - failed]], failed, 1
         )
-        ours = olympic([*sorted(times)[: len(times) - failed], *[math.inf] * failed])
+        ours = olympic_mean([*sorted(times)[: len(times) - failed], *[math.inf] * failed])
         assert ours == pytest.approx(theirs)
 
 
@@ -138,5 +138,5 @@ def test_score_equals_the_official_summarizers(judged: TrainingResult) -> None:
         assert not errors
         begin, end = summary._query_run_start_stop(lines)
         minutes.append((end - begin) / 60 / 1000)
-    ours = olympic([seconds_of(events) for events in logs_of(judged)])
+    ours = olympic_mean([seconds_of(events) for events in logs_of(judged)])
     assert ours / 60 == pytest.approx(summary._compute_olympic_average(minutes, 0, 1))

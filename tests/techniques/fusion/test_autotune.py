@@ -67,7 +67,7 @@ def test_kernels_that_make_the_step_faster_stay() -> None:
 
 @pytest.fixture
 def _slow_within(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are as fast as they are, and the pass around them loses more than they win."""
+    """The pass around the kernels, whose speed is unchanged, loses more time than they save."""
     plain = autotune.replace_regions
 
     def with_a_delay(*given: Any) -> GraphModule:

@@ -34,10 +34,10 @@ from tiny_models import captured
 
 
 class Untimed(KnownDurations):
-    """Nothing was timed."""
+    """Durations of a step of which no call was timed."""
 
     def lookup(self, call: object) -> None:
-        """Nothing."""
+        """Return None for every call."""
 
 
 class Kernels(KnownDurations):
@@ -50,7 +50,7 @@ class Kernels(KnownDurations):
         }
 
     def lookup(self, call: Call) -> Timing | None:
-        """Of kernels alone."""
+        """Return the duration of a kernel; None for other calls."""
         taken = self._known.get(getattr(call, "key", ""))
         return None if taken is None else Timing(taken, 0.0, Provenance.MICROBENCHMARK)
 
@@ -359,14 +359,14 @@ def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> No
         )
     tasks = [task for region in regions for task in region.tasks]
     assert len(tasks) == len(set(tasks))
-    # What the step would not keep is not predicted either.
-    for share, kept in ((0.0, True), (0.97, False)):
+    # A fusion that the step would reject is not predicted either.
+    for share, is_fused in ((0.0, True), (0.97, False)):
         durations = Kernels(graph, share)
         after = Fusion().predict(graph, Context(durations))  # type: ignore[arg-type]
-        assert (len(after) < len(graph)) is kept
-        assert ("too little" in str(after.edits)) is not kept
+        assert (len(after) < len(graph)) is is_fused
+        assert ("too little" in str(after.edits)) is not is_fused
         overheads = [t for t in range(len(after)) if after.task(t).name == "guards and calls"]
-        assert len(overheads) == kept
+        assert len(overheads) == is_fused
         assert all(after.tasks.duration_ns[t] > _OVERHEAD_NS for t in overheads)
 
 

@@ -150,14 +150,14 @@ def converted(region: Region, dtype: str) -> Region:
     """The region with tensors of another floating-point type."""
     nest = region.nest
 
-    def told(nest: Nest) -> Nest:
+    def convert(nest: Nest) -> Nest:
         specs = [
             [spec.as_dtype(dtype) if "float" in spec.dtype else spec for spec in some]
             for some in (nest.inputs, nest.outputs)
         ]
         return replace(nest, inputs=specs[0], outputs=specs[1])
 
-    return replace(region, nest=told(nest))
+    return replace(region, nest=convert(nest))
 
 
 def given_to(region: Region) -> list[torch.Tensor]:
@@ -217,8 +217,8 @@ def test_a_corrupted_kernel_is_found_before_it_is_used(
     for ours, theirs in zip(fused[:1], plain[:1], strict=True):
         assert torch.equal(ours, theirs)
     assert any(changed)
-    wanted = "f_nothing" if "compile" in fault else "results differ from those of its operators"
-    assert any(wanted in reason for reason in backend.reasons)
+    reason = "f_nothing" if "compile" in fault else "results differ from those of its operators"
+    assert any(reason in message for message in backend.reasons)
 
 
 def test_what_does_not_compile_is_an_error_with_its_words() -> None:

@@ -1,4 +1,4 @@
-"""Run by test_fusion_triton.py in a process of its own, interpreted: all of the bench's models."""
+"""Run by test_fusion_triton.py in a separate process, interpreted: all of the bench's models."""
 
 from __future__ import annotations
 

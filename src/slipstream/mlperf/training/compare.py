@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.mlperf.training.score import MIN_RUNS, olympic
+from slipstream.mlperf.training.score import MIN_RUNS, olympic_mean
 from slipstream.units import format_speedup, inverse_interval
 
 # Two arms count as equal if the interval contains 1 and extends no further than this on each side.
@@ -212,7 +212,7 @@ class Verdict:
 def _score(runs: Sequence[Outcome]) -> float:
     if len(runs) < MIN_RUNS:
         return math.nan
-    return olympic([run.seconds if run.converged else math.inf for run in runs])
+    return olympic_mean([run.seconds if run.converged else math.inf for run in runs])
 
 
 def detectable(spread: float, pairs: int, power: float = 0.8) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from slipstream.mlperf.training.compare import Outcome, Verdict
 from slipstream.mlperf.training.judge import Report, describe, random_seeds, time_to_quality
 from slipstream.mlperf.training.rcp import Point, Reference
-from slipstream.mlperf.training.score import olympic
+from slipstream.mlperf.training.score import olympic_mean
 from slipstream.mlperf.training.tasks import Task
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration
@@ -70,7 +70,7 @@ class BatchCurve:
         return tuple(
             Point.of(batch, epochs)
             for batch, epochs in sorted(self.epochs.items())
-            if math.isfinite(olympic(epochs))
+            if math.isfinite(olympic_mean(epochs))
         )
 
     @cached_property
@@ -109,7 +109,7 @@ class BatchCurve:
 
     def steps_s(self, batch: int) -> float:
         """Return the CPU time of all steps to the target in s."""
-        return olympic(self.epochs[batch]) * self.task.train_samples * self.sample_s(batch)
+        return olympic_mean(self.epochs[batch]) * self.task.train_samples * self.sample_s(batch)
 
     @property
     def sentence(self) -> str:

@@ -13,7 +13,7 @@ from slipstream.mlperf.training.judge import describe
 from slipstream.mlperf.training.log import read
 from slipstream.mlperf.training.rcp import Reference
 from slipstream.mlperf.training.rules import Violation, check_set, seconds_of
-from slipstream.mlperf.training.score import MIN_RUNS, olympic
+from slipstream.mlperf.training.score import MIN_RUNS, olympic_mean
 from slipstream.mlperf.training.tasks import SUITE, Task, load, recorded, recorded_epochs
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration
@@ -95,7 +95,7 @@ class CheckResult:
             optimizer=record["optimizer"] if record else "",
         )  # fmt: skip
         times = [seconds_of(events) for events in logs]
-        score = olympic(times) if len(times) >= MIN_RUNS else math.nan
+        score = olympic_mean(times) if len(times) >= MIN_RUNS else math.nan
         return cls(task, folder, len(logs), score, tuple(violations))
 
     def table(self) -> Table:

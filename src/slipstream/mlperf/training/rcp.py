@@ -20,7 +20,7 @@ from enum import StrEnum
 import numpy as np
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.mlperf.training.score import olympic
+from slipstream.mlperf.training.score import olympic_mean
 
 _ALPHA = 0.05
 
@@ -59,7 +59,7 @@ class Point:
         values = sorted(map(float, epochs))
         counted = values[1:-1]
         deviation = float(np.std(values if as_checker else counted))
-        return cls(batch, olympic(values), deviation, len(counted))
+        return cls(batch, olympic_mean(values), deviation, len(counted))
 
     def smallest(self, runs: int) -> float:
         """Return the smallest acceptable mean of `runs` runs, of which all but two count.
@@ -153,7 +153,7 @@ class Reference:
         Args:
             epochs: epochs to the target per run; infinite for a failed run.
         """
-        mean = olympic(epochs)
+        mean = olympic_mean(epochs)
         if math.isinf(mean):
             return Check(False, Outcome.FAILED)
         point, outcome = self.at(batch)

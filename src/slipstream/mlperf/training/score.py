@@ -15,7 +15,7 @@ MIN_RUNS = 3
 """Minimum number of runs of an olympic mean."""
 
 
-def olympic(times: Sequence[float]) -> float:
+def olympic_mean(times: Sequence[float]) -> float:
     """Return the mean without the fastest and the slowest run.
 
     Args:
