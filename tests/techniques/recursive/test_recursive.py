@@ -96,6 +96,104 @@ def test_all_states_equal_eager_recursion(name: str) -> None:
         assert worst(model, recursive.compile(model, trees[:4]), trees) <= 1e-5
 
 
+def eager_states(model: cells.Cell, trees: list[cells.TreeNode]) -> list[torch.Tensor]:
+    """States of the roots, without computing shared nodes twice."""
+    memo: dict[int, Any] = {}
+
+    def states(node: cells.TreeNode) -> Any:
+        if id(node) not in memo:
+            children = [states(child) for child in node.children]
+            memo[id(node)] = (
+                model.internal(children, node.word) if children else model.leaf(node.word)
+            )
+        return memo[id(node)]
+
+    return [state for root in trees for state in states(root)]
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "MVRNN"])
+def test_gradients_equal_autograds(name: str) -> None:
+    torch.manual_seed(0)
+    make, structure = MAKERS[name]
+    rng = random.Random(1)
+    model, trees = make(WORDS, HIDDEN).double(), [structure(rng) for _ in range(4)]
+    parameters = list(model.parameters())
+    roots = recursive.compile(model, trees[:2])([*trees, trees[0]]).roots
+    ours = torch.autograd.grad(torch.cat(roots).sin().sum(), parameters)
+    states = torch.stack(eager_states(model, [*trees, trees[0]]))
+    for found, expected in zip(
+        ours, torch.autograd.grad(states.sin().sum(), parameters), strict=True
+    ):
+        assert (found - expected).norm() <= 1e-9 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    {
+        "exp": torch.exp, "log": lambda x: torch.log(x * x + 1), "silu": nn.functional.silu,
+        "sqrt": lambda x: torch.sqrt(x * x + 1), "rsqrt": lambda x: torch.rsqrt(x * x + 1),
+        "abs": torch.abs, "erf": torch.erf, "reciprocal": lambda x: 1 / (x * x + 1),
+        "min": lambda x: torch.minimum(x, x * 0.5), "max": lambda x: torch.maximum(x, -x),
+        "clamp": lambda x: x.clamp(-0.5, 0.5), "where": lambda x: torch.where(x > 0, x, x * 0.1),
+        "leaky_relu": nn.functional.leaky_relu, "div": lambda x: x / (x * x + 1),
+    }.items(),
+)  # fmt: skip
+def test_elementwise_operations_have_autograds_gradients(name: str, function: Any) -> None:
+    class Applied(cells.TreeFC):
+        def internal(self, children: Any, word: Any) -> Any:
+            joined = self.joined(torch.cat([state for (state,) in children]))
+            return (function(joined) + children[0][0],)
+
+    torch.manual_seed(0)
+    model, trees = Applied(WORDS, HIDDEN).double(), [tree(random.Random(2), 6, 2)]
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad(recursive.compile(model, trees)(trees).roots[0].sum(), parameters)
+    expected = torch.autograd.grad(eager_states(model, trees)[0].sum(), parameters)
+    for found, reference in zip(ours, expected, strict=True):
+        assert (found - reference).norm() <= 1e-9 * reference.norm()
+
+
+def test_a_model_without_gradients_here_says_why() -> None:
+    trees = [tree(random.Random(3), 4, 2)]
+    with pytest.raises(recursive.RecursiveModelError, match="two matrices of a node"):
+        recursive.compile(cells.MVRNN(WORDS, HIDDEN), trees)(trees)
+    half = recursive.compile(cells.TreeFC(WORDS, HIDDEN), trees, weights=torch.bfloat16)
+    with pytest.raises(recursive.RecursiveModelError, match="16 bits"):
+        half(trees)
+
+
+def test_a_vocabulary_too_large_for_tables_is_looked_up_per_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from slipstream.techniques.recursive import net as nets
+
+    monkeypatch.setattr(nets, "_MAX_TABLE_BYTES", 100)
+    torch.manual_seed(0)
+    model, rng = cells.TreeLSTM(WORDS, HIDDEN), random.Random(4)
+    trees = [tree(rng, 9, 2) for _ in range(3)]
+    with torch.no_grad():
+        assert worst(model, recursive.compile(model, trees), trees) <= 1e-5
+
+
+def test_a_word_used_as_a_number_is_read_for_every_node() -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(HIDDEN, HIDDEN) / HIDDEN**0.5)
+
+        def forward(self, node: cells.TreeNode) -> torch.Tensor:
+            x = torch.tensor(node.word).expand(HIDDEN).float()
+            for child in node.children:
+                x = x + torch.tanh(self.weight @ self(child))
+            return x
+
+    model = Counted()
+    trees = [chain(random.Random(seed), 5) for seed in range(3)]
+    with torch.no_grad():
+        roots = recursive.compile(model, trees[:1])(trees).roots[0]
+        torch.testing.assert_close(roots, torch.stack([model(root) for root in trees]))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -164,8 +262,6 @@ def test_bad_structures_and_models_are_refused() -> None:
     model = cells.TreeFC(WORDS, HIDDEN)
     good = cells.TreeNode([cells.TreeNode(word=1), cells.TreeNode(word=2)])
     net = recursive.compile(model, [good])
-    with pytest.raises(recursive.RecursiveModelError, match="no gradients"):
-        net([good])
     cyclic = cells.TreeNode([cells.TreeNode(word=1), cells.TreeNode(word=2)])
     cyclic.children = (cyclic, good)
     with torch.no_grad():

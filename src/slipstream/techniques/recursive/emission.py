@@ -18,8 +18,8 @@ from slipstream.codegen.ops import OPS
 from slipstream.codegen.program import Apply, Const, Expr, Load, loads
 from slipstream.codegen.team import TEAM
 from slipstream.codegen.tile import TileShape, tile_shape, tile_source
-from slipstream.techniques.recursive.lowering import MatrixProduct, Product
-from slipstream.techniques.recursive.stages import Staged, Target, Unit
+from slipstream.techniques.recursive.lowering import MatrixProduct, Product, Target
+from slipstream.techniques.recursive.stages import Staged, Unit
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Kernel:
     """A generated source and the pointers that it is passed.
 
     Attributes:
-        pointers: what each is: ("state", number), ("child", slot), ("word",), ("constant", number),
-            ("table", kind), ("leaf", kind, product, child, first k) or ("panel", `Panel`).
+        pointers: what each is: ("state", number), ("gradient", number), ("child", slot), ("word",),
+            ("constant", number), ("table", kind), ("kept", kind, buffer), ("leaf", kind, buffer) or
+            ("panel", `Panel`).
         scratch: elements per row of a level of all temporaries.
         private: those that each worker has.
         stages: number of stages by variant (kind and mask).
@@ -204,13 +205,13 @@ class _Writer:
         self._bytes = self._flops = 0
         at = 0
         for temporary in staged.private:
-            if temporary.name not in self._private:
+            if temporary.name not in self._private and temporary.name not in staged.kept:
                 self._private[temporary.name] = at
                 at += temporary.width
         kernel.private = max(kernel.private, at)
         at = 0
         for name, width in staged.widths.items():
-            if name not in self._private:
+            if name not in self._private and name not in staged.kept:
                 self._scratch[name] = at
                 at += width
         kernel.scratch = max(kernel.scratch, at)
@@ -268,7 +269,11 @@ class _Writer:
         return self._temporary(name, row)
 
     def _temporary(self, name: str, row: str) -> str:
-        """Return the row of a temporary or matrix product."""
+        """Return the row of a temporary, matrix product, or buffer with rows of all nodes."""
+        if name[0] == "g":
+            return self._own_row(name, self._pointer("real", "gradient", int(name[1:])), row)
+        if name in self._staged.kept:
+            return self._own_row(name, self._pointer("real", "kept", self._kind, name), row)
         width = self._staged.widths[name]
         if name in self._private:
             return (
@@ -277,7 +282,16 @@ class _Writer:
             )
         return f"run.scratch + {self._scratch[name]} * run.rows + (group.slot + {row}) * {width}"
 
+    def _own_row(self, name: str, pointer: str, row: str) -> str:
+        width = self._staged.kept.get(name) or self._states[int(name[1:])]
+        return f"const_cast<real*>({pointer}) + (group.first + {row}) * {width}"
+
     def _target(self, target: Target, row: str) -> str:
+        if target.child is not None:
+            child = self._pointer("int32_t", "child", target.child)
+            gradient = self._pointer("real", "gradient", int(target.buffer[1:]))
+            number = f"i64({child}[group.first + {row}]) * {target.width}"
+            return f"const_cast<real*>({gradient}) + {number} + {target.offset}"
         if target.buffer[0] == "s":
             state = self._pointer("real", "state", int(target.buffer[1:]))
             node = f"(group.first + {row}) * {self._states[int(target.buffer[1:])]}"
@@ -333,7 +347,8 @@ class _Writer:
         stores = []
         for number, (target, value) in enumerate(outputs):
             result = text(value)
-            stores.append(f"{indent}  o{number}[{position} + l] = {result};\n")
+            assign = "=" if target.child is None else "+="
+            stores.append(f"{indent}  o{number}[{position} + l] {assign} {result};\n")
             out = self._target(target, row)
             yield_lines.append(f"{indent}real* const o{number} = {out};\n")
         yield from yield_lines

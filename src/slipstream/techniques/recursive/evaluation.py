@@ -102,8 +102,10 @@ def _called(node: Node, arguments: list[Any], words: Sequence[torch.Tensor]) -> 
                 remedy="use words only as indices, for example of an embedding",
             )
         tensor, dim, word = arguments
-        index = words[word.number].reshape(1)
-        return torch.index_select(tensor, dim, index).squeeze(dim)
+        rows = tensor.movedim(dim, 0)
+        # Of a batch, other ways to index make a gradient of the whole table for every word.
+        found = torch.nn.functional.embedding(words[word.number], rows.reshape(len(rows), -1))
+        return found.reshape(rows.shape[1:])
     if target in (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.detach.default):
         return arguments[0]
     return target(*arguments, **node.kwargs)
@@ -134,10 +136,6 @@ def word_table(
         parts = evaluate(shape, wanted, weights, tensors, known, fields[:count])
         return torch.cat([part.reshape(-1) for part in parts])
 
-    if not wanted:
-        return torch.zeros(1, 0)
-    if not columns:
-        return row().unsqueeze(0)
     mapped: Callable[..., torch.Tensor] = torch.vmap(row)
     return mapped(*columns)
 

@@ -92,6 +92,23 @@ class Temporary:
     width: int
 
 
+@dataclass(frozen=True)
+class Target:
+    """Where a range of a row is stored: a state of the node, or a temporary.
+
+    Attributes:
+        buffer: ``s0`` for state 0, ``g0`` for its gradient, ``t0`` for temporary 0.
+        offset: first position of the range.
+        width: elements of a row.
+        child: the slot of the child to whose row it is added; None for the node's own row.
+    """
+
+    buffer: str
+    offset: int
+    width: int
+    child: int | None = None
+
+
 AnyProduct = Product | MatrixProduct
 
 
@@ -107,6 +124,8 @@ class Lowered:
         inputs: nodes of the trace that depend on the node's words alone, with the first column of
             each in the kind's table.
         table_width: columns of the table.
+        stores: what else is stored.
+        kept: width of buffers that have a row for every node, by name.
     """
 
     shape: Shape
@@ -116,6 +135,8 @@ class Lowered:
     temporaries: list[Temporary] = field(default_factory=list)
     inputs: list[tuple[Node, int]] = field(default_factory=list)
     table_width: int = 0
+    stores: list[tuple[Target, Expr, int]] = field(default_factory=list)
+    kept: dict[str, int] = field(default_factory=dict)
 
     @property
     def tabled(self) -> bool:
@@ -697,6 +718,6 @@ def of_word(node: Node) -> tuple[Any, ...]:
 
 __all__ = [
     "AnyProduct", "Constant", "Constants", "Lowered", "MatrixProduct", "Piece", "Product",
-    "Temporary", "Value", "Word", "aligned", "constant", "cut", "loads", "lower", "of_word", "row",
-    "shifted", "state", "table",
+    "Target", "Temporary", "Value", "Word", "aligned", "constant", "cut", "loads", "lower",
+    "of_word", "row", "shifted", "state", "table",
 ]  # fmt: skip

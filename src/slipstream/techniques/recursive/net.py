@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from slipstream.techniques.recursive.lowering import Constants, Lowered, lower
 from slipstream.techniques.recursive.native_reading import native_reader
 from slipstream.techniques.recursive.reading import UnknownShapeError, one_word, reader
 from slipstream.techniques.recursive.stages import (
+    Staged,
     leaf_products,
     staged,
     with_leaf_children,
@@ -46,6 +47,11 @@ from slipstream.techniques.recursive.traced import (
     Tracer,
 )
 
+if TYPE_CHECKING:
+    from slipstream.techniques.recursive.training import Trainer
+
+_MAX_TABLE_BYTES = 64 << 20
+"""Size up to which tables of a whole vocabulary are computed, in bytes each."""
 _Run = structure(
     "void* pointers, groups; int64_t group_count, rows, workers, private_width; "
     "void* scratch, private_rows; int64_t barriers; void* team;"
@@ -145,27 +151,26 @@ class _Facts:
     """Properties of the kinds seen so far.
 
     Attributes:
-        leaf: the only kind without children, if words of a vocabulary are its input.
+        leaf: the only kind without children, if its states are looked up.
         sizes: of the vocabulary, by kind; None if the kind's input is not one word.
+        looked_up: the same; None if the table would be too large.
         tabled: uint8 [kinds + 1], whether a kind's states depend on its word alone.
         mask_slots: number of children for which nodes with leaves there are separate.
     """
 
     leaf: int | None
     sizes: tuple[int | None, ...]
+    looked_up: tuple[int | None, ...]
     tabled: np.ndarray[Any, np.dtype[np.uint8]]
     mask_slots: int
 
 
-@dataclass
-class _Generated:
-    """What is generated for the kinds seen so far."""
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel and its function."""
 
     kernel: Kernel
     function: Any
-    masks: int
-    tables: dict[int, int]
-    lowered: dict[int, Lowered]
 
 
 @dataclass
@@ -190,15 +195,26 @@ class RecursiveNet:
         workers: int | None = None, passes: Passes = Passes(),
     ) -> None:  # fmt: skip
         self.model, self.passes = model, passes
-        self._half, self._workers = half, workers
+        self._half, self.workers = half, workers
         self._tracer = Tracer(model, method)
-        self._weights = Weights(model)
-        self._constants = Constants()
+        self.weights = Weights(model)
+        self.constants = Constants()
         self._shapes: list[Shape] = []
-        self._kinds: list[Lowered] = []
+        self.kinds: list[Lowered] = []
         self._reader: Any = None
-        self._generated: _Generated | None = None
+        self._generated: Compiled | None = None
         self._packed: _Packed | None = None
+        self._trainer: Trainer | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the states."""
+        return self._tracer.dtype
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each state of a node."""
+        return self._tracer.states
 
     @property
     def state_tree(self) -> Any:
@@ -251,7 +267,7 @@ class RecursiveNet:
     def _with_kinds(self, structures: Structures) -> Structures:
         """Return arrays with the kind of every node, which is checked if it is there."""
         if structures.kind is not None:
-            arities = np.array([kind.arity for kind in self._kinds], np.int64)
+            arities = np.array([kind.arity for kind in self.kinds], np.int64)
             inside = (structures.kind >= 0) & (structures.kind < len(arities))
             fits = inside.copy()
             fits[inside] = arities[structures.kind[inside]] == structures.arity[inside]
@@ -263,8 +279,8 @@ class RecursiveNet:
                     remedy="pass structures that were read for this compiled model",
                 )  # fmt: skip
             return structures
-        by_arity = np.full(max([k.arity for k in self._kinds], default=0) + 1, -1, np.int32)
-        for number, kind in enumerate(self._kinds):
+        by_arity = np.full(max([k.arity for k in self.kinds], default=0) + 1, -1, np.int32)
+        for number, kind in enumerate(self.kinds):
             if by_arity[kind.arity] >= 0 or not one_word(kind.shape):
                 raise InvalidArgumentError(
                     "structures", "arrays do not say which of the model's shapes their nodes have",
@@ -291,26 +307,36 @@ class RecursiveNet:
                 remedy="read words as integers, and limit the number of children",
             )
         self._shapes.append(self._tracer.trace(node))
-        self._weights.add(self._shapes[-1])
-        self._kinds.append(lower(self._shapes[-1], self._tracer.states, self._constants))
-        self._reader = self._generated = self._packed = None
+        self.weights.add(self._shapes[-1])
+        self.kinds.append(lower(self._shapes[-1], self._tracer.states, self.constants))
+        self._reader = self._generated = self._packed = self._trainer = None
         vars(self).pop("_facts", None)
 
     @cached_property
     def _facts(self) -> _Facts:
-        sizes = tuple(vocabulary(kind, self._weights) for kind in self._kinds)
-        leaves = [number for number, kind in enumerate(self._kinds) if kind.tabled]
-        leaf = leaves[0] if len(leaves) == 1 and sizes[leaves[0]] is not None else None
-        tabled = np.array([*(kind.tabled for kind in self._kinds), 0], np.uint8)
-        looked_up = self.passes.hoist and self.passes.specialize and leaf is not None
-        return _Facts(leaf, sizes, tabled, MASK_SLOTS if looked_up else 0)
+        sizes = tuple(vocabulary(kind, self.weights) for kind in self.kinds)
+        item = 8 if self.dtype == torch.float64 else 4
+
+        def small(size: int | None, columns: int) -> bool:
+            return size is not None and size * columns * item <= _MAX_TABLE_BYTES
+
+        looked_up = tuple(
+            size if self.passes.hoist and kind.inputs and small(size, kind.table_width) else None
+            for size, kind in zip(sizes, self.kinds, strict=True)
+        )
+        leaves = [number for number, kind in enumerate(self.kinds) if kind.tabled]
+        leaf = leaves[0] if len(leaves) == 1 and looked_up[leaves[0]] is not None else None
+        tabled = np.array([*(kind.tabled for kind in self.kinds), 0], np.uint8)
+        columns = sum(product.columns for k in self.kinds for _, product, *_ in leaf_products(k))
+        masked = self.passes.specialize and leaf is not None and small(sizes[leaf], columns)
+        return _Facts(leaf, sizes, looked_up, tabled, MASK_SLOTS if masked else 0)
 
     # Code.
 
-    def _generate(self) -> _Generated:
+    def _generate(self) -> Compiled:
         masks = 1 << self._facts.mask_slots
-        variants, kind_of, leaf_widths, lowered = {}, {}, {}, {}
-        for number, kind in enumerate(self._kinds):
+        variants, kind_of, leaf_widths = {}, {}, {}
+        for number, kind in enumerate(self.kinds):
             of_leaves = leaf_products(kind)
             children = {child for child, *_ in of_leaves}
             for child, product, _, first, _ in of_leaves:
@@ -318,48 +344,50 @@ class RecursiveNet:
             count = masks if 0 < kind.arity <= self._facts.mask_slots else 1
             for mask in range(count):
                 useful = sum(1 << c for c in range(kind.arity) if mask >> c & 1 and c in children)
-                variant = number * masks + mask
-                lowered[variant] = with_leaf_children(kind, useful) if useful else kind
-                variants[variant] = staged(lowered[variant], fuse=self.passes.fuse)
-                kind_of[variant] = number
-        widths = [int(np.prod(shape)) for shape in self._tracer.states]
-        tables = {number: kind.table_width for number, kind in enumerate(self._kinds)}
+                equations = with_leaf_children(kind, useful) if useful else kind
+                variants[number * masks + mask] = staged(equations, fuse=self.passes.fuse)
+                kind_of[number * masks + mask] = number
+        return self.compiled(variants, kind_of, masks, leaf_widths)
+
+    def compiled(
+        self, variants: Mapping[int, Staged], kind_of: Mapping[int, int] | None = None,
+        masks: int = 1, leaf_widths: Mapping[tuple[int, str], int] | None = None,
+    ) -> Compiled:  # fmt: skip
+        """Generate and compile a kernel, see `emit`; by default, variants are kinds."""
+        widths = [int(np.prod(shape)) for shape in self.state_shapes]
+        tables = {number: kind.table_width for number, kind in enumerate(self.kinds)}
         kernel = emit(
-            variants, kind_of, masks, widths, tables, leaf_widths,
-            double=self._tracer.dtype == torch.float64, half=self._half,
+            variants, kind_of or {n: n for n in variants}, masks, widths, tables, leaf_widths or {},
+            double=self.dtype == torch.float64, half=self._half,
             single_row=not (self.passes.specialize and self.passes.batch),
         )  # fmt: skip
         library = load(kernel.source, ("-pthread",))
         library.run_recursive.argtypes = [ctypes.c_void_p]
         library.run_recursive.restype = None
-        return _Generated(kernel, library.run_recursive, masks, tables, lowered)
+        return Compiled(kernel, library.run_recursive)
 
     # Weights.
 
-    def _pack(self, generated: _Generated, tensors: dict[str, torch.Tensor]) -> _Packed:
+    def _pack(self, generated: Compiled, tensors: dict[str, torch.Tensor]) -> _Packed:
         version = self._version(tensors)
         packed = self._packed
         if packed is not None and packed.version == version:
             return packed
         with torch.no_grad():
-            values = [constant_value(c, self._weights, tensors) for c in self._constants.items]
+            values = [constant_value(c, self.weights, tensors) for c in self.constants.items]
             tables: dict[int, torch.Tensor] = {}
-            if self.passes.hoist:
-                for number, kind in enumerate(self._kinds):
-                    size = self._facts.sizes[number]
-                    if size is not None and kind.inputs:
-                        words = torch.arange(size)
-                        tables[number] = word_table(kind, self._weights, tensors, [words])
-                        tables[number] = tables[number].contiguous()
-                    elif not kind.shape.words and not kind.shape.tensors and kind.inputs:
-                        tables[number] = word_table(kind, self._weights, tensors, []).contiguous()
+            for number, kind in enumerate(self.kinds):
+                size = self._facts.looked_up[number]
+                if size is not None:
+                    words = [torch.arange(size)]
+                    tables[number] = word_table(kind, self.weights, tensors, words).contiguous()
             packed = _Packed(version, np.zeros(len(generated.kernel.pointers), np.int64), tables)
             for place, (name, *rest) in enumerate(generated.kernel.pointers):
                 memory: Any = None
                 if name == "constant":
                     memory = values[rest[0]].contiguous()
                 elif name == "panel":
-                    memory = self._panel(rest[0], values)
+                    memory = self.panel(rest[0], values)
                 elif name == "table" and rest[0] in tables:
                     memory = tables[rest[0]]
                 elif name == "leaf":
@@ -372,10 +400,11 @@ class RecursiveNet:
 
     def _version(self, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         return tuple(
-            (tensors[name].data_ptr(), tensors[name]._version) for name in self._weights.used()
+            (tensors[name].data_ptr(), tensors[name]._version) for name in self.weights.used()
         )
 
-    def _panel(self, panel: Panel, values: list[torch.Tensor]) -> Any:
+    def panel(self, panel: Panel, values: Sequence[torch.Tensor]) -> Any:
+        """Return a packed weight, from the values of all constants."""
         weight = _two_dimensional(values[panel.constant])
         if panel.columns_first:
             weight = weight.T
@@ -390,7 +419,7 @@ class RecursiveNet:
     ) -> torch.Tensor:
         leaf = self._facts.leaf
         assert leaf is not None
-        for child, product, load_, first, length in leaf_products(self._kinds[kind]):
+        for child, product, load_, first, length in leaf_products(self.kinds[kind]):
             if name != f"{product.name}of{child}at{first}":
                 continue
             weight = _two_dimensional(values[product.weight])
@@ -405,7 +434,7 @@ class RecursiveNet:
     def _leaf_states(self, leaf: int, table: torch.Tensor) -> list[torch.Tensor]:
         """Return the states of all words; each is a range of the table's columns."""
         states = []
-        for pieces in self._kinds[leaf].states:
+        for pieces in self.kinds[leaf].states:
             parts = [
                 table[:, value.index.offset : value.index.offset + length]  # type: ignore[union-attr]
                 for value, length in pieces
@@ -423,32 +452,45 @@ class RecursiveNet:
             RecursiveModelError: the model cannot be compiled for a new shape of node.
         """
         linearized = self.linearize(structures)
-        if self._generated is None:
-            self._generated = self._generate()
-        tensors = self._weights.current()
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
-            raise RecursiveModelError(
-                "compiled recursive models have no gradients yet",
-                remedy="call it under torch.no_grad(), or train the model itself",
-            )
+        tensors = self.weights.current()
         if any(t.device.type != "cpu" for t in tensors.values()):
             raise RecursiveModelError(
                 "the model is not on the CPU", remedy="move it there: kernels are C++"
             )
-        states = self._infer(linearized, self._generated, tensors)
-        shapes = self._tracer.states
-        shaped = tuple(state.view(-1, *shape) for state, shape in zip(states, shapes, strict=True))
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
+            states = self._train(linearized, tensors)
+        else:
+            states = self._infer(linearized, tensors)
+        shaped = tuple(
+            state.view(-1, *shape) for state, shape in zip(states, self.state_shapes, strict=True)
+        )
         return RecursiveOutput(shaped, linearized.place, linearized)
 
-    def _infer(
-        self, linearized: Linearized, generated: _Generated, tensors: dict[str, torch.Tensor]
+    def _train(
+        self, linearized: Linearized, tensors: dict[str, torch.Tensor]
     ) -> list[torch.Tensor]:
+        from slipstream.techniques.recursive.training import Trainer
+
+        if self._half:
+            raise RecursiveModelError(
+                "weights in 16 bits have no gradients",
+                remedy="call it under torch.no_grad(), or compile with weights=None",
+            )
+        if self._trainer is None:
+            self._trainer = Trainer.of(self)
+        return self._trainer.states(self, linearized, tensors)
+
+    def _infer(
+        self, linearized: Linearized, tensors: dict[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        if self._generated is None:
+            self._generated = self._generate()
+        generated, nodes = self._generated, linearized.nodes
         packed = self._pack(generated, tensors)
-        dtype, nodes = self._tracer.dtype, linearized.nodes
-        states = [torch.empty(nodes, int(np.prod(s)), dtype=dtype) for s in self._tracer.states]
+        states = [torch.empty(nodes, int(np.prod(s)), dtype=self.dtype) for s in self.state_shapes]
         if nodes == 0:
             return states
-        tables = self._request_tables(linearized, packed, tensors)
+        word, tables = self.tables(linearized, tensors, packed.tables)
         pointers = packed.pointers.copy()
         child, step = linearized.child_of.ctypes.data, linearized.nodes * 4
         for place, (name, *rest) in enumerate(generated.kernel.pointers):
@@ -457,12 +499,13 @@ class RecursiveNet:
             elif name == "child":
                 pointers[place] = child + step * rest[0]
             elif name == "word":
-                pointers[place] = linearized.word.ctypes.data
+                pointers[place] = word.ctypes.data
             elif name == "table" and rest[0] in tables:
                 pointers[place] = tables[rest[0]].data_ptr()
         self.barriers = self.launches = 0
         for groups in self._launches(linearized):
-            self._launch(generated, groups, pointers, dtype)
+            self.barriers += self.launch(generated, groups, pointers, self.workers)
+            self.launches += 1
         return states
 
     def _launches(self, linearized: Linearized) -> list[Int32s]:
@@ -480,11 +523,10 @@ class RecursiveNet:
         cuts = np.flatnonzero(np.diff(groups[:, 0])) + 1
         return [np.ascontiguousarray(part) for part in np.split(groups, cuts)]
 
-    def _launch(
-        self, generated: _Generated, groups: Int32s, pointers: Any, dtype: torch.dtype
-    ) -> None:
-        kernel = generated.kernel
-        workers = self._workers or torch.get_num_threads()
+    def launch(self, compiled: Compiled, groups: Int32s, pointers: Any, workers: int | None) -> int:
+        """Call a kernel; return its number of barriers."""
+        kernel, dtype = compiled.kernel, self.dtype
+        workers = workers or torch.get_num_threads()
         rows = 1
         if kernel.scratch or kernel.private:
             rows = int(np.bincount(groups[:, 0], groups[:, 4]).max())
@@ -495,39 +537,42 @@ class RecursiveNet:
             rows=rows, workers=workers, private_width=kernel.private, scratch=scratch.data_ptr(),
             private_rows=private.data_ptr(), barriers=0,
         )  # fmt: skip
-        generated.function(ctypes.byref(run))
-        self.barriers += run.barriers
-        self.launches += 1
+        compiled.function(ctypes.byref(run))
+        return int(run.barriers)
 
-    def _request_tables(
-        self, linearized: Linearized, packed: _Packed, tensors: dict[str, torch.Tensor]
-    ) -> dict[int, torch.Tensor]:
-        """Return the tables of kinds whose input is not looked up, after checking words."""
-        tables = {}
-        structures = linearized.structures
+    def tables(
+        self, linearized: Linearized, tensors: Mapping[str, torch.Tensor],
+        present: Collection[int],
+    ) -> tuple[Int32s, dict[int, torch.Tensor]]:  # fmt: skip
+        """Return the row of each node in its kind's table, and tables of kinds not in `present`.
+
+        Raises:
+            StructureError: a word is out of range.
+        """
+        word, tables = linearized.word, {}
         for kind in set(linearized.groups[:, 1].tolist()):
-            lowered = self._kinds[kind]
+            lowered = self.kinds[kind]
             if not lowered.inputs:
                 continue
             size = self._facts.sizes[kind]
             if size is not None:
                 self._check_words(linearized, kind, size)
-            if kind in packed.tables:
+            if kind in present:
                 continue
-            columns = self._columns(structures, kind, size)
-            with torch.no_grad():
-                tables[kind] = word_table(lowered, self._weights, tensors, columns).contiguous()
-        return tables
-
-    def _columns(self, structures: Structures, kind: int, size: int | None) -> list[torch.Tensor]:
-        shape = self._kinds[kind].shape
-        if one_word(shape):
-            return [torch.arange(size or 1)] if shape.words else []
-        rows = structures.inputs.get(kind, [])
-        return [
-            torch.stack([torch.as_tensor(row[at]) for row in rows])
-            for at in range(len(shape.words) + len(shape.tensors))
-        ]
+            if one_word(lowered.shape):
+                rows = linearized.numbers(kind)
+                words, inverse = np.unique(linearized.word[rows], return_inverse=True)
+                word = word.copy() if word is linearized.word else word
+                word[rows] = inverse
+                columns = [torch.from_numpy(words.astype(np.int64))]
+            else:
+                inputs = linearized.structures.inputs.get(kind, [])
+                columns = [
+                    torch.stack([torch.as_tensor(row[at]) for row in inputs])
+                    for at in range(len(lowered.shape.words) + len(lowered.shape.tensors))
+                ]
+            tables[kind] = word_table(lowered, self.weights, tensors, columns).contiguous()
+        return word, tables
 
     def _check_words(self, linearized: Linearized, kind: int, size: int) -> None:
         for _, of_kind, _, first, count in linearized.groups.tolist():

@@ -16,25 +16,11 @@ from slipstream.techniques.recursive.lowering import (
     Lowered,
     MatrixProduct,
     Product,
+    Target,
     Temporary,
     row,
     shifted,
 )
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a range of a row is stored: a state of the node, or a temporary.
-
-    Attributes:
-        buffer: ``s0`` for state 0, ``t0`` for temporary 0.
-        offset: first position of the range.
-        width: elements of a row.
-    """
-
-    buffer: str
-    offset: int
-    width: int
 
 
 @dataclass(frozen=True)
@@ -67,12 +53,14 @@ class Staged:
     Attributes:
         private: temporaries that each worker computes for itself, before the first stage.
         widths: of all temporaries and matrix products that are stored, by name.
+        kept: see `Lowered`.
     """
 
     arity: int
     private: tuple[Temporary, ...]
     stages: tuple[Stage, ...]
     widths: Mapping[str, int]
+    kept: Mapping[str, int]
 
 
 def leaf_products(lowered: Lowered) -> list[tuple[int, Product, Load, int, int]]:
@@ -162,7 +150,7 @@ class _Staging:
 
     def run(self) -> Staged:
         private: list[Temporary] = []
-        pending: list[tuple[Target, Expr, int]] = []
+        pending: list[tuple[Target, Expr, int]] = [*self._lowered.stores]
         for number, pieces in enumerate(self._lowered.states):
             at, width = 0, sum(length for _, length in pieces)
             for value, length in pieces:
@@ -193,7 +181,9 @@ class _Staging:
         for product in self._products.values():
             if isinstance(product, MatrixProduct):
                 widths[product.name] = product.rows * product.columns
-        return Staged(self._lowered.arity, tuple(private), tuple(stages), widths)
+        return Staged(
+            self._lowered.arity, tuple(private), tuple(stages), widths, self._lowered.kept
+        )
 
     def _level_of(self, name: str) -> int:
         """Return the stage of a product; 0 for a private temporary."""

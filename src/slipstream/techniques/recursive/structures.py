@@ -219,8 +219,11 @@ class Linearized:
         """Number of nodes of each level, int64 [levels]."""
         return np.bincount(self.groups[:, 0], self.groups[:, 4], self.levels).astype(np.int64)
 
-
-_NONE = np.zeros(1, np.uint8)
+    def numbers(self, kind: int) -> Int32s:
+        """Return the numbers of a kind's nodes, ascending."""
+        groups = self.groups[self.groups[:, 1] == kind, 3:]
+        ranges = [np.arange(first, first + count, dtype=np.int32) for first, count in groups[::-1]]
+        return np.sort(np.concatenate(ranges)) if ranges else np.zeros(0, np.int32)
 
 
 def linearize(
