@@ -65,6 +65,18 @@ def test_matmul_with_incomplete_tiles(schedule: Schedule) -> None:
     np.testing.assert_allclose(result["c"].reshape(9, 21), a @ b, rtol=1e-5)
 
 
+def test_tiles_of_a_sum_over_decreasing_addresses() -> None:
+    a, out = Buffer("a", (8, 256)), Buffer("out", (8,), role="out")
+    value = Load("a", a.at("i", {"j": -1, "": 255}))
+    statement = Statement("out", out.at("i"), value, ("i", "j"), "sum")
+    program = Program((a, out), (Axis("i", 8), Axis("j", 256, "reduce")), (statement,))
+    arrays = arrays_of(program)
+    for size in (4, 8, 16):
+        tree = Tree(program, Schedule((Tile(0, ("j",), (size,)),)))
+        (result,) = executed([tree], arrays)
+        np.testing.assert_allclose(result["out"], arrays["a"].reshape(8, 256).sum(1), rtol=1e-5)
+
+
 def test_skewed_and_tiled_sweeps_are_executed_in_order() -> None:
     program = seidel(3, 9, 11)
     steps = (Skew(0, "t", "i"), Skew(0, "t", "j"), Tile(0, ("t", "i", "j"), (2, 4, 4)))

@@ -30,6 +30,7 @@ INLINE i64 least(i64 a, i64 b) { return a < b ? a : b; }
 INLINE i64 most(i64 a, i64 b) { return a > b ? a : b; }
 INLINE i64 down(i64 a, i64 b) { return a / b - (a % b < 0); }
 INLINE i64 up(i64 a, i64 b) { return a / b + (a % b > 0); }
+INLINE i64 opaque(i64 a) { asm("" : "+r"(a)); return a; }
 }  // namespace
 """
 
@@ -378,7 +379,11 @@ class _Function:
 
     def _load(self, number: int, load: Load) -> str:
         buffer = self._program.buffer[load.buffer]
-        element = affine(self._mapped(number, load.index))
+        index = self._mapped(number, load.index)
+        element = affine(index)
+        if number in self._reductions and any(k < 0 for n, k in index.terms if "." in n):
+            # gcc 12.2 vectorises some sums over decreasing addresses wrongly.
+            element = f"opaque({element})"
         if load.index.through is not None:
             table, inner = load.index.through
             row = f"static_cast<i64>(b_{table}[{affine(self._mapped(number, inner))}])"

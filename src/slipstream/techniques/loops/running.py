@@ -2,7 +2,8 @@
 
 Variants are timed alternately, in random order, and each keeps its minimum of CPU time: a busy
 machine disturbs single calls, and never makes one faster. A kernel that crashes or hangs ends the
-child.
+child. `slipstream.measure` is for claims: it compares arms that the parent calls, with a verdict;
+here kernels of microseconds are called where they may crash.
 """
 
 from __future__ import annotations

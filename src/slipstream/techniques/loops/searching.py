@@ -39,6 +39,8 @@ _SIZES = (4, 16, 64)
 _MAX_TILED = 3
 _FACTORS = (2, 4, 8)
 _SWAPS = 3
+# Added to the logarithm of a predicted time for each better schedule with the same loops.
+_HANDICAP = 0.15
 # Schedules that are executed give the same results up to the order of sums.
 _MAX_ERROR = 1e-3
 
@@ -98,7 +100,7 @@ def autoschedule(
     for number, stage in enumerate(search.stages()):
         search.advance(stage)
         report(f"stage {number + 1}, {search.scored} schedules compared")
-    schedules = [s for s in search.schedules if s.steps][: max(execute, 1) if execute else beam]
+    schedules = search.distinct(execute or beam)
     estimates = model.predict(program, schedules)
     found = [Candidate(s, e) for s, e in zip(schedules, estimates, strict=True)]
     if execute and found:
@@ -149,6 +151,8 @@ class _Beam:
         self._program, self._model, self._width = program, model, width
         self.scored = 0
         self.schedules = [Schedule()]
+        # Logarithm of the predicted time, and loops without sizes and marks.
+        self._found: dict[Schedule, tuple[float, str]] = {}
 
     def advance(self, stage: Stage) -> None:
         """Replace the beam by its best legal members after one more stage."""
@@ -167,9 +171,24 @@ class _Beam:
             schedule, tree = trees[place]
             if tree.key not in retained and (children[schedule] or is_legal(tree)):
                 retained[tree.key] = schedule
+                self._found[schedule] = (float(times[place]), _structure(tree))
                 if len(retained) == self._width:
                     break
         self.schedules = list(retained.values())
+
+    def distinct(self, count: int) -> list[Schedule]:
+        """Return the best schedules, with a handicap for those that differ in sizes and marks only.
+
+        Their errors are similar: executing several of them would not correct the model.
+        """
+        similar: dict[str, int] = {}
+        order = []
+        for schedule, (time, structure) in sorted(self._found.items(), key=lambda item: item[1]):
+            similar[structure] = similar.get(structure, 0) + 1
+            if schedule.steps:
+                order.append((time + _HANDICAP * similar[structure], schedule))
+        order.sort(key=lambda item: item[0])
+        return [schedule for _, schedule in order[:count]]
 
     def stages(self) -> Iterator[Stage]:
         """Yield fusion, then for each statement skewing, order, tiles and marks of loops."""
@@ -232,3 +251,8 @@ class _Beam:
             for axis in outer[-1:]:
                 yield schedule.then(Unroll(number, axis, factor))
                 yield vector.then(Unroll(number, axis, factor))
+
+
+def _structure(tree: Tree) -> str:
+    numbers = range(len(tree.program.statements))
+    return str([[loop.name for loop in tree.path(number)] for number in numbers])
