@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from slipstream.engines.storage.importing import import_trace
 from slipstream.engines.storage.policies import POLICIES, CachePolicy
+from slipstream.engines.storage.predictor import AccessForecast, AccessPredictor
 from slipstream.engines.storage.proving import ReplayOutcome, ReplayProof, prove_cache
 from slipstream.engines.storage.recording import record_trace
 from slipstream.engines.storage.shard_cache import (
@@ -35,6 +36,8 @@ from slipstream.engines.storage.traces import AccessTrace, TraceError
 
 __all__ = [
     "POLICIES",
+    "AccessForecast",
+    "AccessPredictor",
     "AccessTrace",
     "CacheCounts",
     "CacheOutcome",

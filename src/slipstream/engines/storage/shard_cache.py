@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from urllib.parse import quote, unquote
 
 from slipstream.engines.storage.policies import CachePolicy
-from slipstream.engines.storage.tokens import ContextClasses
+from slipstream.engines.storage.predictor import AccessPredictor
+from slipstream.engines.storage.tokens import Context, ContextClasses
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
 from slipstream.files import replacing
 from slipstream.units import parse_bytes
@@ -60,6 +61,7 @@ class ShardCache:
         policy: see `POLICIES`.
         context: context of every read of this job, such as ``{"job": "pretraining"}``.
         by_bytes: see `CachePolicy`.
+        predictor: fitted to a trace of an earlier run; what to expect before anything was read.
 
     Raises:
         InvalidArgumentError: the capacity is malformed.
@@ -75,6 +77,7 @@ class ShardCache:
         policy: str = "auto",
         context: Mapping[str, str] | None = None,
         by_bytes: bool = False,
+        predictor: AccessPredictor | None = None,
     ) -> None:
         size = parse_bytes(capacity, "capacity") if isinstance(capacity, str) else capacity
         if policy == "belady":
@@ -87,6 +90,7 @@ class ShardCache:
         self._fetch = origin if callable(origin) else _origin(str(origin))
         self._context = dict(context or {})
         self._classes, self._lock, self._pid = ContextClasses(), threading.Lock(), os.getpid()
+        self._predictor = predictor
         # A file of another size is another object, since a policy's objects keep their size.
         self._numbers: dict[tuple[str, int], int] = {}
         self._names: list[str] = []
@@ -148,7 +152,7 @@ class ShardCache:
         """Let the policy see a read, and make the folder what it decides."""
         number = self._number(name, len(content))
         pairs = (*sorted(context.items()), ("object", name))
-        _, keep = self._policy.request(number, len(content), self._classes.number(pairs))
+        _, keep = self._policy.request(number, len(content), self._class_of(pairs))
         for evicted in self._policy.evicted():
             if evicted != number:
                 self._remove(self._names[evicted])
@@ -161,6 +165,13 @@ class ShardCache:
                 self._count_disk_error()
         elif not keep and name in self._stored:
             self._remove(name)
+
+    def _class_of(self, context: Context) -> int:
+        count = len(self._classes.tokens)
+        number = self._classes.number(context)
+        if number == count and self._predictor is not None:
+            self._predictor.set_prior(self._policy, number, self._classes.tokens[number])
+        return number
 
     def _number(self, name: str, size: int) -> int:
         number = self._numbers.setdefault((name, size), len(self._names))
@@ -186,7 +197,7 @@ class ShardCache:
             self._stored.add(name)
             number = self._number(name, status.st_size)
             pairs = (*sorted(self._context.items()), ("object", name))
-            _, keep = self._policy.request(number, status.st_size, self._classes.number(pairs))
+            _, keep = self._policy.request(number, status.st_size, self._class_of(pairs))
             for evicted in (*self._policy.evicted(), *(() if keep else (number,))):
                 self._remove(self._names[evicted])
 

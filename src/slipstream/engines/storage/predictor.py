@@ -1,0 +1,297 @@
+"""Predict from the context of a request when an object is read again, and how long and large it is.
+
+A table is looked up by context, with back-off to less informative keys and to prefixes of the
+object's name. Intervals that have not ended when the trace does are censored, not omitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_ndtr, ndtri
+
+from slipstream.engines.storage.policies import (
+    BINS,
+    NEVER,
+    CachePolicy,
+    Float64s,
+    bin_edges,
+    gittins,
+    next_requests,
+)
+from slipstream.engines.storage.simulating import key_information, reads
+from slipstream.engines.storage.tokens import Context, ContextClasses
+from slipstream.engines.storage.traces import OPS, AccessTrace
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+
+TASKS = ("interval", "interval_s", "lifetime_s", "size", "read_fraction")
+"""Requests and seconds to the next request of the object, seconds from creation to deletion, bytes,
+and the share of requests that read."""
+SHRINKAGE = 20.0
+"""Number of observations of a context that a less specific one counts for."""
+_PREFIXES = 4
+_ITERATIONS = 80
+_MAX_STRENGTH = 200.0
+
+
+@dataclass(frozen=True, eq=False)
+class AccessForecast:
+    """A log-normal distribution, and for intervals its hazards.
+
+    Attributes:
+        mean_log, sd_log: of the natural logarithm, in the unit of the task (see `TASKS`).
+        observations: of the most specific context that was found.
+        hazard: float64 [64] by bin of age (see `bin_edges`), for ``interval``; else None.
+    """
+
+    mean_log: float
+    sd_log: float
+    observations: float
+    hazard: Float64s | None = None
+
+    def quantile(self, share: float) -> float:
+        """Return the value that is not exceeded with a probability of `share`.
+
+        Raises:
+            InvalidArgumentError: `share` is not between 0 and 1.
+        """
+        if not 0 < share < 1:
+            raise InvalidArgumentError("share", f"{share} is not between 0 and 1")
+        return math.exp(min(self.mean_log + self.sd_log * float(ndtri(share)), 700.0))
+
+    def gittins(self) -> Float64s:
+        """Return the hit density [64] by age that the cache policy ranks by.
+
+        Raises:
+            InvalidArgumentError: this is no forecast of ``interval``.
+        """
+        if self.hazard is None:
+            raise InvalidArgumentError("task", "only 'interval' has hazards")
+        return gittins(self.hazard)
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Values of one task.
+
+    Attributes:
+        classes: int32 [N], class of context.
+        value: float64 [N], positive.
+        censored: bool [N], whether the value is only a lower bound.
+    """
+
+    classes: npt.NDArray[np.int32]
+    value: Float64s
+    censored: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Statistics of one context at one level of back-off."""
+
+    count: float
+    mean: float
+    variance: float
+    ended: Float64s | None
+    open: Float64s | None
+
+
+class AccessPredictor:
+    """Distributions by context, learned from a trace with `fit`.
+
+    Args:
+        tasks: those of `TASKS` to learn.
+
+    Raises:
+        UnknownNameError: there is no such task.
+    """
+
+    def __init__(self, tasks: Sequence[str] = ("interval", "interval_s", "size")) -> None:
+        for task in tasks:
+            if task not in TASKS:
+                raise UnknownNameError("task", task, TASKS)
+        self.tasks = tuple(tasks)
+        self._levels: list[tuple[str, ...]] = [()]
+        self._groups: dict[str, list[dict[Context, _Group]]] = {}
+        self._memo: dict[tuple[str, Context], AccessForecast] = {}
+
+    def fit(self, trace: AccessTrace) -> AccessPredictor:
+        """Learn from all requests of a trace; tasks without observations there are left out.
+
+        Raises:
+            InvalidArgumentError: the trace has no reads.
+        """
+        classes, tokens = trace.classes()
+        served = reads(trace)
+        keys = key_information(served, *served.classes())
+        features = [_features(context) for context in tokens]
+        ranked = sorted(
+            {key for row in features for key in row},
+            key=lambda key: (-keys.get(key.partition("[")[0], 0.0), key),
+        )
+        found = {task: observations(trace, task, classes) for task in self.tasks}
+        return self.fit_observations(
+            {task: seen for task, seen in found.items() if seen.value.size}, features, ranked
+        )
+
+    def fit_observations(
+        self,
+        observed: Mapping[str, Observations],
+        features: Sequence[Mapping[str, str]],
+        keys: Sequence[str],
+    ) -> AccessPredictor:
+        """Learn from values.
+
+        Args:
+            observed: by task.
+            features: text by key, of each class.
+            keys: the most informative one first.
+        """
+        self._levels = [tuple(keys[:count]) for count in range(len(keys) + 1)]
+        self._groups, self._memo = {}, {}
+        for task, seen in observed.items():
+            self._groups[task] = []
+            for level in self._levels:
+                names = [tuple((key, row.get(key, "")) for key in level) for row in features]
+                number: dict[Context, int] = {}
+                of_class = np.array([number.setdefault(name, len(number)) for name in names])
+                group = of_class[seen.classes]
+                self._groups[task].append(_statistics(seen, group, list(number), task))
+        return self
+
+    def predict(
+        self, context: Mapping[str, str], task: str = "interval", object_name: str = ""
+    ) -> AccessForecast:
+        """Return the distribution of a task for a context; memoised by its tokens.
+
+        Raises:
+            UnknownNameError: the task was not learned.
+        """
+        pairs: Context = tuple(sorted(context.items()))
+        classes = ContextClasses()
+        classes.number((*pairs, ("object", object_name)) if object_name else pairs)
+        return self.predict_tokens(classes.tokens[0], task)
+
+    def predict_tokens(self, tokens: Context, task: str = "interval") -> AccessForecast:
+        """Return the distribution of a task for the tokens of a class of context."""
+        if task not in self._groups:
+            raise UnknownNameError("task", task, self._groups)
+        key = task, tokens
+        if key not in self._memo:
+            self._memo[key] = self._look_up(_features(tokens), task)
+        return self._memo[key]
+
+    def _look_up(self, features: Mapping[str, str], task: str) -> AccessForecast:
+        mean = variance = count = 0.0
+        hazard: Float64s | None = None
+        for number, (level, groups) in enumerate(
+            zip(self._levels, self._groups[task], strict=True)
+        ):
+            group = groups.get(tuple((key, features.get(key, "")) for key in level))
+            if group is None:
+                continue
+            count = group.count
+            weight = 1.0 if number == 0 else count / (count + SHRINKAGE)
+            # How far apart the contexts are matters only if there are few observations.
+            between = ((1 - weight) * (group.mean - mean)) ** 2
+            # Geometric: an arithmetic mean would add the variance between all contexts.
+            variance = group.variance**weight * (variance or 1.0) ** (1 - weight) + between
+            mean = weight * group.mean + (1 - weight) * mean
+            if group.ended is not None and group.open is not None:
+                hazard = _hazards(group.ended, group.open, hazard)
+        return AccessForecast(mean, math.sqrt(variance), count, hazard)
+
+    def set_prior(self, policy: CachePolicy, number: int, tokens: Context) -> None:
+        """Tell a policy what to expect of a class of context that it has not seen."""
+        forecast = self.predict_tokens(tokens)
+        if forecast.hazard is not None:
+            strength = min(max(forecast.observations, SHRINKAGE), _MAX_STRENGTH)
+            policy.set_prior(number, forecast.hazard, strength)
+
+
+def _features(tokens: Context) -> dict[str, str]:
+    """Return the text of each key, and of prefixes of the object's name."""
+    found = dict(tokens)
+    words = found.get("object", "").split()
+    found |= {
+        f"object[:{n}]": " ".join(words[:n]) for n in range(1, min(_PREFIXES, len(words) - 1) + 1)
+    }
+    return found
+
+
+def observations(
+    trace: AccessTrace, task: str, classes: npt.NDArray[np.int32] | None = None
+) -> Observations:
+    """Return the values of one of `TASKS` in a trace, by class of context."""
+    classes = trace.classes()[0] if classes is None else classes
+    time_s = trace.time_ns / 1e9
+    following = next_requests(trace.objects)
+    last = following == NEVER
+    position = np.arange(len(trace))
+    until = np.where(last, len(trace) - 1, following)
+    if task == "interval":
+        value = np.where(last, len(trace), following) - position
+        return Observations(classes, value.astype(np.float64), last)
+    if task == "interval_s":
+        return Observations(classes, np.maximum(time_s[until] - time_s, 1e-9), last)
+    if task == "size":
+        return Observations(classes, np.maximum(trace.sizes, 1).astype(np.float64), last & False)
+    if task == "read_fraction":
+        read = np.isin(trace.ops, [OPS.index("open"), OPS.index("read")])
+        share = np.bincount(trace.objects, read) / np.maximum(np.bincount(trace.objects), 1)
+        return Observations(classes, np.maximum(share[trace.objects], 1e-3), last & False)
+    deleted = np.full(int(trace.objects.max(initial=-1)) + 1, np.inf)
+    gone = trace.ops == OPS.index("delete")
+    deleted[trace.objects[gone]] = time_s[gone]
+    made = np.flatnonzero(trace.ops == OPS.index("create"))
+    end = deleted[trace.objects[made]]
+    censored = ~(end >= time_s[made]) | np.isinf(end)
+    life = np.where(censored, time_s[-1:].max(initial=0.0), end) - time_s[made]
+    return Observations(classes[made], np.maximum(life, 1e-9), censored)
+
+
+def _statistics(
+    seen: Observations, group: npt.NDArray[Any], names: list[Context], task: str
+) -> dict[Context, _Group]:
+    """Fit a censored log-normal to each group by expectation maximisation."""
+    count = np.bincount(group, minlength=len(names)).astype(np.float64)
+    size, x = np.maximum(count, 1.0), np.log(seen.value)
+    mean = np.bincount(group, x, len(names)) / size
+    variance = np.maximum(np.bincount(group, (x - mean[group]) ** 2, len(names)) / size, 1e-6)
+    for _ in range(_ITERATIONS if seen.censored.any() else 0):
+        mu, sd = mean[group], np.sqrt(variance[group])
+        z = (x - mu) / sd
+        # Inverse Mills ratio: the mean of a standard normal above z.
+        mills = np.exp(-0.5 * z**2 - 0.5 * math.log(2 * math.pi) - log_ndtr(-z))
+        first = np.where(seen.censored, mu + sd * mills, x)
+        second = np.where(seen.censored, mu**2 + sd**2 + sd * (mu + x) * mills, x**2)
+        mean = np.bincount(group, first, len(names)) / size
+        variance = np.bincount(group, second, len(names)) / size - mean**2
+        variance = np.clip(variance, 1e-6, 400.0)
+    ended = open_ = None
+    if task == "interval":
+        cell = group * BINS + np.clip(np.searchsorted(bin_edges(), seen.value, "right") - 1, 0, 63)
+        shape = len(names), BINS
+        ended = np.bincount(cell, ~seen.censored, len(names) * BINS).reshape(shape)
+        open_ = np.bincount(cell, seen.censored, len(names) * BINS).reshape(shape)
+    return {
+        name: _Group(
+            float(count[n]), float(mean[n]), float(variance[n]),
+            None if ended is None else ended[n], None if open_ is None else open_[n],
+        )
+        for n, name in enumerate(names) if count[n]
+    }  # fmt: skip
+
+
+def _hazards(ended: Float64s, open_: Float64s, prior: Float64s | None) -> Float64s:
+    """Return the Kaplan-Meier hazards [64] of binned intervals, shrunk to `prior`."""
+    beyond = np.cumsum((ended + open_)[::-1])[::-1] - ended - open_
+    exposed = beyond + ended + 0.5 * open_
+    strength = 0.0 if prior is None else SHRINKAGE
+    expected = 0.0 if prior is None else strength * prior
+    return np.asarray((ended + expected) / np.maximum(exposed + strength, 1e-9))
