@@ -105,7 +105,7 @@ const keyed = (path: string) => (key ? `${path}?key=${encodeURIComponent(key)}` 
 const AGAIN_MS = [200, 500, 1000, 2000];
 
 let socket: WebSocket | null = null;
-let asked = 0;
+let lastId = 0;
 let failures = 0;
 let drawn = "";
 const waiting = new Map<number, (answer: { result?: unknown; error?: Fault }) => void>();
@@ -123,7 +123,7 @@ export function ask<T>(request: Record<string, unknown>): Promise<T> {
       reject(new Refused({ what: "there is no connection", where: null, remedy: null }));
       return;
     }
-    const id = ++asked;
+    const id = ++lastId;
     waiting.set(id, (answer) => {
       if (answer.error) reject(new Refused(answer.error));
       else resolve(answer.result as T);

@@ -69,10 +69,10 @@ function Chart() {
   useEffect(() => {
     const [target, holder] = [canvas.current, box.current];
     if (!target || !holder) return undefined;
-    let asked = 0;
+    let frame = 0;
     const ask = (): void => {
-      asked ||= requestAnimationFrame(() => {
-        asked = 0;
+      frame ||= requestAnimationFrame(() => {
+        frame = 0;
         paint(target, holder);
       });
     };
@@ -85,7 +85,7 @@ function Chart() {
     return () => {
       stop();
       watch.disconnect();
-      cancelAnimationFrame(asked);
+      cancelAnimationFrame(frame);
     };
   }, []);
   const moment = (event: MouseEvent): number => {

@@ -163,10 +163,10 @@ function Canvas() {
       room.current,
     ];
     if (!lanes || !holder || !below || !spacer) return undefined;
-    let asked = 0;
+    let frameId = 0;
     const ask = (): void => {
-      asked ||= requestAnimationFrame(() => {
-        asked = 0;
+      frameId ||= requestAnimationFrame(() => {
+        frameId = 0;
         paint(lanes, holder, below, spacer);
       });
     };
@@ -184,7 +184,7 @@ function Canvas() {
       watch.disconnect();
       holder.removeEventListener("scroll", ask);
       forget();
-      cancelAnimationFrame(asked);
+      cancelAnimationFrame(frameId);
     };
   }, []);
 

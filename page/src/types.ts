@@ -88,7 +88,7 @@ export interface WhatIfs {
   failed: Refusal[];
   combinations: [number, number];
   conflicts: Record<string, string[]>;
-  /** Of a live page: names that may be asked for, and those that spread over workers. */
+  /** Of a live page: names that may be requested, and those that spread over workers. */
   offered?: string[];
   spreading?: string[];
   devices?: string[];

@@ -154,11 +154,11 @@ function MeasuredCell({ measured }: { measured: Measured | null }) {
     );
   }
   const [low, high] = measured.speedup_interval;
-  const told =
+  const title =
     `${measured.metric}, ${plural(measured.blocks, "block")}, ${measured.created.slice(0, 10)}; ` +
     `interval at ${(100 * measured.level).toFixed(0)} %; ${measured.verdict}`;
   return (
-    <td class="right" title={told}>
+    <td class="right" title={title}>
       <b>{times(measured.speedup)}</b>
       <span class="under faint">
         [{low.toFixed(2)}, {high.toFixed(2)}]

@@ -40,7 +40,7 @@ Align = Literal["left", "right"]
 T = TypeVar("T")
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     """Escape control characters in `text`, except newlines and tabs."""
     return text.translate(_ESCAPED)
 
@@ -185,7 +185,7 @@ class Table:
         lines += ["| " + " | ".join(_markdown(_cell(c)) for c in row) + " |" for row in self.rows]
         if self.notes:
             lines += ["", *self.notes]
-        return printable("\n".join(lines) + "\n")
+        return escape_control("\n".join(lines) + "\n")
 
     def to_html(self) -> str:
         """Format as an HTML table with a caption and notes below, without scripts or style sheets.
@@ -218,9 +218,11 @@ class Table:
 
     def print(self, file: IO[str] | None = None) -> None:
         """Print to `file` or stdout, fitted to the width; names columns that do not fit."""
-        rows = [tuple(printable(_cell(cell)) for cell in row) for row in self.rows]
-        notes, lead = ([printable(line) for line in lines] for lines in (self.notes, self.lead))
-        Table(self.columns, rows, printable(self.title), notes, lead)._print(file)
+        rows = [tuple(escape_control(_cell(cell)) for cell in row) for row in self.rows]
+        notes, lead = (
+            [escape_control(line) for line in lines] for lines in (self.notes, self.lead)
+        )
+        Table(self.columns, rows, escape_control(self.title), notes, lead)._print(file)
 
     def _print(self, file: IO[str] | None) -> None:
         from rich.cells import cell_len

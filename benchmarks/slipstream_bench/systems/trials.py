@@ -23,7 +23,7 @@ from slipstream.engines.trials import (
     TrialSet,
     bound_s,
     makespan,
-    scheduler_named,
+    scheduler_by_name,
     simulate,
 )
 from slipstream.engines.trials.forecast import predict
@@ -85,7 +85,7 @@ def _grid(options: BenchOptions) -> Iterator[Bar]:
                 trials = drawn(m, seed)
                 bound = bound_s(trials, n)
                 for name in _NAMES:
-                    found[name].append(makespan(trials, n, scheduler_named(name)) / bound)
+                    found[name].append(makespan(trials, n, scheduler_by_name(name)) / bound)
             cells[f"{n} devices, {m} trials"] = {k: float(np.mean(v)) for k, v in found.items()}
     level = {cell: row["level"] for cell, row in cells.items()}
     over_simpler = {c: row["level"] / min(row[k] for k in _NAMES[:3]) for c, row in cells.items()}
@@ -123,7 +123,7 @@ def _rungs_s(devices: int, seed: int, scheduler: str) -> float:
     alive, before, total_s = np.arange(m), 0, 0.0
     for rung in range(rungs):
         trials = TrialSet.of(unit_s[alive] * (eta**rung - before), gamma[alive], used[alive])
-        total_s += makespan(trials, devices, scheduler_named(scheduler))
+        total_s += makespan(trials, devices, scheduler_by_name(scheduler))
         before = eta**rung
         alive = rng.permutation(alive)[: max(1, len(alive) // eta)]
     return total_s

@@ -17,7 +17,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import SlipstreamError, SlipstreamWarning
-from slipstream.tables import printable
+from slipstream.tables import escape_control
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +169,7 @@ def _shorten_warnings() -> None:
 
     def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if issubclass(category, SlipstreamWarning):
-            print(printable(f"warning: {message}"), file=sys.stderr, flush=True)
+            print(escape_control(f"warning: {message}"), file=sys.stderr, flush=True)
         else:
             default(message, category, *args, **kwargs)
 
@@ -288,7 +288,7 @@ def _report_usage(error: typer.TyperException, arguments: list[str]) -> int:
     elif type(error).__name__ == "NoSuchOption" and script:
         option = getattr(error, "option_name", "OPTION")
         remedy += f"; or, for the script's own {option}: {command} {script} -- {option} ..."
-    print(printable(f"error: {SlipstreamError(message, remedy=remedy)}"), file=sys.stderr)
+    print(escape_control(f"error: {SlipstreamError(message, remedy=remedy)}"), file=sys.stderr)
     return error.exit_code
 
 
@@ -300,7 +300,7 @@ def _verb_for(workload: str) -> str | None:
 
 
 def _report(error: SlipstreamError, cause: Exception | None = None) -> int:
-    print(printable(f"error: {error}"), file=sys.stderr)
+    print(escape_control(f"error: {error}"), file=sys.stderr)
     # An error's notes include the traceback of the child process.
     if os.environ.get("SLIPSTREAM_DEBUG"):
         import traceback

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.errors import UsageError
-from slipstream.tables import Table, printable, to_json
+from slipstream.tables import Table, escape_control, to_json
 
 if TYPE_CHECKING:
     from slipstream.measure.records import Claim
@@ -153,7 +153,7 @@ def progress(title: str) -> Iterator[Report]:
         transient=True,
     ) as bar:
         task = bar.add_task(title)
-        yield lambda line: bar.update(task, description=printable(f"{title}: {line}"))
+        yield lambda line: bar.update(task, description=escape_control(f"{title}: {line}"))
 
 
 def show_progress(report: Report) -> Callable[[Progress], None]:
@@ -188,4 +188,4 @@ def _speedups(claims: Sequence[Claim]) -> list[str]:
 
 def note(line: str) -> None:
     """Print a line for the user on stderr, apart from the result."""
-    print(printable(line), file=sys.stderr, flush=True)
+    print(escape_control(line), file=sys.stderr, flush=True)

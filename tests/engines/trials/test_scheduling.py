@@ -14,7 +14,7 @@ from slipstream.engines.trials import (
     TrialSet,
     bound_s,
     makespan,
-    scheduler_named,
+    scheduler_by_name,
     simulate,
 )
 from slipstream.engines.trials.forecast import empty_state, knee, predict, rates_of
@@ -46,14 +46,14 @@ def random_trials(m: int, seed: int, memory: float = 0.0) -> TrialSet:
 @pytest.mark.parametrize(("m", "n"), [(7, 3), (9, 3), (1, 4), (40, 8)])
 def test_fifo_runs_equal_trials_in_rounds(m: int, n: int) -> None:
     trials = TrialSet.of(np.full(m, 11.0), np.full(m, 0.1), np.full(m, 0.5))
-    assert makespan(trials, n, scheduler_named("fifo")) == pytest.approx(-(-m // n) * 11.0)
+    assert makespan(trials, n, scheduler_by_name("fifo")) == pytest.approx(-(-m // n) * 11.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("m", "n"), [(5, 10), (10, 10), (21, 10), (50, 10)])
 def test_placements_fit_and_all_work_is_done(name: str, m: int, n: int) -> None:
     trials = random_trials(m, 1, memory=0.6)
-    clock = simulate(trials, n, scheduler_named(name), record=True)
+    clock = simulate(trials, n, scheduler_by_name(name), record=True)
     times = sorted({t for x in clock.intervals for t in (x.start_s, x.end_s)})
     for now in times:
         at = [x for x in clock.intervals if x.start_s <= now + 1e-12 < x.end_s]
@@ -107,18 +107,18 @@ def test_equal_trials_are_not_resized_forever(
     for m, n, work_s in itertools.product((2, 3, 5, 9), (3, 4, 8, 16), (0.0, 10.0, 60.0)):
         calls[0] = 0
         trials = TrialSet.of(np.full(m, work_s), np.full(m, 0.1), np.ones(m))
-        makespan(trials, n, scheduler_named("level"), restart_s=restart_s)
+        makespan(trials, n, scheduler_by_name("level"), restart_s=restart_s)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_single_scaling_trial_gets_all_devices(devices: int) -> None:
     trial = TrialSet.of(np.full(1, 100.0), np.zeros(1), np.ones(1), max_width=devices)
-    assert makespan(trial, devices, scheduler_named("level")) == pytest.approx(100 / devices)
+    assert makespan(trial, devices, scheduler_by_name("level")) == pytest.approx(100 / devices)
 
 
 def test_arriving_trial_gets_a_device_of_a_wide_one() -> None:
     state = empty_state(2, 8, restart_s=5.0, max_pack=4)
-    level, rates = scheduler_named("level"), rates_of(Cost(1.0, gamma=0.05), 8)
+    level, rates = scheduler_by_name("level"), rates_of(Cost(1.0, gamma=0.05), 8)
     long, short = (state.add(work_s, rates, 1.0, 0.0) for work_s in (300.0, 5.0))
 
     def pass_time(seconds: float) -> None:
@@ -149,7 +149,7 @@ def test_arriving_trial_gets_a_device_of_a_wide_one() -> None:
 
 def test_equal_seeds_give_equal_events() -> None:
     digests = {
-        simulate(random_trials(30, 4), 7, scheduler_named("level"), record=True).digest()
+        simulate(random_trials(30, 4), 7, scheduler_by_name("level"), record=True).digest()
         for _ in range(2)
     }
     assert len(digests) == 1
@@ -159,7 +159,7 @@ def test_equal_seeds_give_equal_events() -> None:
 def test_level_is_not_worse_than_simpler_rules(n: int, per: float) -> None:
     means = {
         name: np.mean([
-            makespan(random_trials(int(per * n), seed), n, scheduler_named(name))
+            makespan(random_trials(int(per * n), seed), n, scheduler_by_name(name))
             for seed in range(4)
         ])
         for name in NAMES
@@ -186,7 +186,7 @@ def test_invalid_values_are_named(make: Any, message: str) -> None:
 
 def test_refuses_an_unknown_scheduler() -> None:
     with pytest.raises(UnknownNameError, match=r"\blevl\b(.|\n)*\blevel\?"):
-        scheduler_named("levl")
+        scheduler_by_name("levl")
 
 
 SPACE = Space({"x": Float(1.0, 9.0)})
@@ -262,7 +262,7 @@ def test_skewed_recorded_times_give_an_interval_and_a_bound() -> None:
     (found,) = predict(made, [2])
     low, high = found.interval_s or (0.0, 0.0)
     real = makespan(
-        TrialSet.of(times, np.ones(40), np.ones(40), max_width=1), 2, scheduler_named("fifo")
+        TrialSet.of(times, np.ones(40), np.ones(40), max_width=1), 2, scheduler_by_name("fifo")
     )
     assert low < real < high
     assert low < found.makespan_s < high
@@ -286,7 +286,7 @@ def test_trials_of_full_utilisation_never_share_a_device(seed: int) -> None:
     """Sharing would gain little, and hold the memory of both."""
     work = np.random.default_rng(seed).uniform(0.3, 0.8, 9)
     full = TrialSet.of(work, np.full(9, 0.1), np.ones(9), max_width=1)
-    clock = simulate(full, 2, scheduler_named("level"), record=True)
+    clock = simulate(full, 2, scheduler_by_name("level"), record=True)
     for interval in clock.intervals:
         overlapping = [
             other for other in clock.intervals

@@ -70,8 +70,8 @@ def _slow_within(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass around the kernels, whose speed is unchanged, loses more time than they save."""
     plain = autotune.replace_regions
 
-    def with_a_delay(*given: Any) -> GraphModule:
-        module = plain(*given)
+    def with_a_delay(*arguments: Any) -> GraphModule:
+        module = plain(*arguments)
         first = next(node for node in module.graph.nodes if node.op == "call_module")
         with module.graph.inserting_before(first):
             module.graph.call_function(_delay)

@@ -86,11 +86,11 @@ def both(
         (model, model),
         (torch.compile(twin, backend=backend, dynamic=False), twin),
     ):
-        given = x.detach().clone().requires_grad_()
-        made = call(given)
+        leaf = x.detach().clone().requires_grad_()
+        made = call(leaf)
         drawn = torch.linspace(-1, 1, made.numel(), dtype=made.dtype, device=made.device)
         made.backward(drawn.view_as(made))
-        found.append([made, given.grad, *(p.grad for p in owner.parameters())])
+        found.append([made, leaf.grad, *(p.grad for p in owner.parameters())])
     return found[0], found[1]
 
 
@@ -291,7 +291,7 @@ def test_gradients_of_a_packed_projections_parts_are_stacked_as_in_eager_mode() 
     for ours, theirs in zip(fused, plain, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
 
-    def keep(module: GraphModule, given: object) -> Any:
+    def keep(module: GraphModule, inputs: object) -> Any:
         graphs.append(module)
         return make_boxed_func(module.forward)
 

@@ -160,7 +160,7 @@ def converted(region: Region, dtype: str) -> Region:
     return replace(region, nest=convert(nest))
 
 
-def given_to(region: Region) -> list[torch.Tensor]:
+def inputs_of(region: Region) -> list[torch.Tensor]:
     """Numbers that any region can take."""
     return [
         torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype)).copy_(
@@ -175,10 +175,10 @@ def given_to(region: Region) -> list[torch.Tensor]:
 def test_half_precision_is_the_same_rounded_once(dtype: str) -> None:
     for region in regions_of(Layer(0.1), torch.randn(2, 64, 64)):
         half = converted(region, dtype)
-        given = given_to(half)
-        exact = [x.float() if x.is_floating_point() else x for x in given]
+        inputs = inputs_of(half)
+        exact = [x.float() if x.is_floating_point() else x for x in inputs]
         pairs = zip(
-            triton_kernels([half.nest])[0](*given),
+            triton_kernels([half.nest])[0](*inputs),
             cpp_kernels([region.nest])[0](*exact),
             strict=True,
         )
@@ -226,4 +226,4 @@ def test_what_does_not_compile_is_an_error_with_its_words() -> None:
     kernel = triton_kernels([region.nest])[0]
     kernel._launch = None  # type: ignore[assignment]
     with pytest.raises(CompileError, match="NoneType"):
-        kernel(*given_to(region))
+        kernel(*inputs_of(region))

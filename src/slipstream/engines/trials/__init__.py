@@ -7,7 +7,7 @@ from slipstream.engines.trials.schedulers import (
     Level,
     Scheduler,
     Uniform,
-    scheduler_named,
+    scheduler_by_name,
 )
 from slipstream.engines.trials.simulator import Clock, Interval, makespan, simulate
 from slipstream.engines.trials.trialset import TrialSet, bound_s
@@ -24,6 +24,6 @@ __all__ = [
     "Uniform",
     "bound_s",
     "makespan",
-    "scheduler_named",
+    "scheduler_by_name",
     "simulate",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.engines.trials.cluster_state import ClusterState
-from slipstream.engines.trials.schedulers import scheduler_named
+from slipstream.engines.trials.schedulers import scheduler_by_name
 from slipstream.engines.trials.simulator import Clock, Interval
 from slipstream.engines.trials.trialset import Floats, TrialSet, bound_s
 from slipstream.errors import InvalidArgumentError, SlipstreamError
@@ -62,7 +62,7 @@ class Simulated:
         restart_s: float = 15.0, record: bool = False,
     ) -> None:  # fmt: skip
         state = empty_state(devices, max_width, restart_s, max_pack)
-        self.clock = Clock(state, scheduler_named(scheduler), record)
+        self.clock = Clock(state, scheduler_by_name(scheduler), record)
         self._score, self._costs, self._ahead, self._max_width = score, costs, ahead, max_width
         self._tasks: dict[int, tuple[Task, float]] = {}
         self._arrived: list[int] = []
@@ -166,7 +166,7 @@ def predict(
             no end.
         InvalidArgumentError: no devices, or a trial does not fit on one.
     """
-    scheduler_named(scheduler)
+    scheduler_by_name(scheduler)
     costs, recorded = _costs(study)
     if study.budget.trials is None and not getattr(study.policy, "n", None) and not getattr(
         study.policy, "rounds", None

@@ -28,7 +28,7 @@ import psutil
 
 from slipstream.engines.trials.cluster_state import MEMORY
 from slipstream.engines.trials.forecast import empty_state, rates_of
-from slipstream.engines.trials.schedulers import Scheduler, scheduler_named
+from slipstream.engines.trials.schedulers import Scheduler, scheduler_by_name
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
 from slipstream.search import Cost, Outcome, State, Task
 from slipstream.search.estimators import RESIZE
@@ -136,7 +136,7 @@ class RayExecutor:
         if self._own:
             self._start(slots, address)
         self._head = _Head(self._ray)
-        chosen = scheduler if isinstance(scheduler, Scheduler) else scheduler_named(scheduler)
+        chosen = scheduler if isinstance(scheduler, Scheduler) else scheduler_by_name(scheduler)
         self._scheduler = chosen
         self._resizable = restart_s is not None
         self._state = empty_state(

@@ -365,7 +365,7 @@ SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
 }
 
 
-def scheduler_named(name: str) -> Scheduler:
+def scheduler_by_name(name: str) -> Scheduler:
     """Create a scheduler by name.
 
     Raises:

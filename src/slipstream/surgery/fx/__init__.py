@@ -1,12 +1,12 @@
 """Traced graphs (torch.fx): reading them as operations, and replacing parts of them by modules."""
 
-from slipstream.surgery.fx.lean import simplify
 from slipstream.surgery.fx.rewrite import (
     CyclicReplacementError,
     Replacement,
     replace_regions,
     stack_parts,
 )
+from slipstream.surgery.fx.simplification import simplify
 from slipstream.surgery.fx.trace import Source, TracedGraph, call_of, spec_of, trace_of
 
 __all__ = [

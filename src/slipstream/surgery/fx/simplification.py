@@ -49,20 +49,20 @@ def simplify(module: GraphModule) -> GraphModule:
     Returned tensors are still made by the same operators: autograd tracks which of them are views,
     and rejects in-place writes to some.
     """
-    leaner = GraphModule(module, copy.deepcopy(module.graph))
-    for node in leaner.graph.nodes:
+    simplified = GraphModule(module, copy.deepcopy(module.graph))
+    for node in simplified.graph.nodes:
         if (source := _same(node)) is not None:
             node.replace_all_uses_with(source)
         elif node.target in _VIEWS and _target(node.args[0]) in _VIEWS:
             node.args = (node.args[0].args[0], *node.args[1:])
-    for node in reversed(leaner.graph.nodes):
+    for node in reversed(simplified.graph.nodes):
         if node.target in _REMOVABLE and not node.users:
-            leaner.graph.erase_node(node)
-    for node in leaner.graph.nodes:
+            simplified.graph.erase_node(node)
+    for node in simplified.graph.nodes:
         if not _returned(node):
             node.target = _FUNCTIONS.get(node.target, node.target)
-    leaner.recompile()
-    return leaner
+    simplified.recompile()
+    return simplified
 
 
 def _same(node: Node) -> Node | None:
