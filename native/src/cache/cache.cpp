@@ -61,6 +61,8 @@ class Auto : public Policy {
     return now;
   }
   void run(const Request &now) {
+    // Contexts are what the learned policy needs; without, it starts as the usual best.
+    if (now.context > 0 && clock_ < 1000) best_ = kWithContexts;
     const double window = static_cast<double>(std::max<int64_t>(20000, 100 * count_));
     for (Shadow &shadow : shadows_) {
       const bool was = shadow.policy->request(now);
@@ -91,7 +93,8 @@ class Auto : public Policy {
   const bool by_bytes_;
   std::vector<Shadow> shadows_;
   Learned *learned_;
-  size_t best_ = 4;  // learned
+  static constexpr size_t kWithoutContexts = 1, kWithContexts = 4;
+  size_t best_ = kWithoutContexts;
   std::vector<uint8_t> stale_;
   std::vector<int64_t> first_size_;
   std::deque<int32_t> queue_;

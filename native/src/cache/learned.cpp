@@ -7,7 +7,6 @@ namespace slipstream {
 namespace cache {
 namespace {
 
-constexpr int kUses = 8, kIntervals = 6, kFeatures = kUses * kIntervals;
 // Observations that the shape of a broader class counts for.
 constexpr double kShrinkage = 20.0;
 // Caches up to this size are searched whole for the object to evict; in larger ones, so many
@@ -92,6 +91,7 @@ int32_t Learned::class_of(const Request &now, int64_t interval) {
   if (static_cast<size_t>(number) >= classes_.size()) {
     const size_t contexts = 1 + std::max(now.context, 0);
     classes_.resize(contexts * kFeatures);
+    activity_.resize(contexts);
     ranks_.resize(classes_.size() * kBins, 0.0);
     learned_at_ = 0;
   }
@@ -110,8 +110,12 @@ void Learned::note(const Request &now) {
   if (last_[id] > 0 && uses_[id] < 255) ++uses_[id];
   last_[id] = clock_;
   class_[id] = class_of(now, interval);
+  Activity &activity = activity_[class_[id] / kFeatures];
+  if (activity.last > 0) activity.longest = std::max(activity.longest, clock_ - activity.last);
+  activity.last = clock_;
+  classes_[class_[id]].seen = true;
   const int64_t due = std::max<int64_t>(
-      {512, tracked_ / 4, static_cast<int64_t>(classes_.size() / kFeatures) * 8});
+      {128, tracked_ / 8, static_cast<int64_t>(classes_.size() / kFeatures) * 8});
   if (learned_at_ == 0 || clock_ - learned_at_ >= std::min<int64_t>(due, clock_)) learn();
 }
 
@@ -144,17 +148,23 @@ void Learned::learn() {
       all.open[b] += one.open[b];
     }
   }
-  double everywhere[kBins], context[kBins], own[kBins];
+  double everywhere[kBins], context[kBins], own[kBins], shared[kBins];
   hazards(all.ended, all.open, nullptr, 0.0, everywhere);
   for (size_t number = 0; number < contexts; ++number) {
     const Distribution &sum = by_context[number];
     const bool known = number < priors_.size() && !priors_[number].hazard.empty();
     hazards(sum.ended, sum.open, known ? priors_[number].hazard.data() : everywhere,
             known ? priors_[number].strength : kShrinkage, context);
+    gittins(context, shared);
     for (int feature = 0; feature < kFeatures; ++feature) {
       const Distribution &one = classes_[number * kFeatures + feature];
-      hazards(one.ended, one.open, context, kShrinkage, own);
-      gittins(own, &ranks_[(number * kFeatures + feature) * kBins]);
+      double *rank = &ranks_[(number * kFeatures + feature) * kBins];
+      if (one.seen) {
+        hazards(one.ended, one.open, context, kShrinkage, own);
+        gittins(own, rank);
+      } else {
+        std::copy(shared, shared + kBins, rank);
+      }
     }
   }
 }

@@ -11,6 +11,7 @@ namespace slipstream {
 namespace cache {
 
 // Bins of ages in requests: bin b > 0 begins at 3 bins per octave, so that 64 reach 2^21 requests.
+constexpr int kUses = 8, kIntervals = 6, kFeatures = kUses * kIntervals;
 const double *edges();
 int bin_of(int64_t age);
 // Hit density by age bin: the largest P(T - a <= h) / E[min(T - a, h)] over h, where T has `hazard`.
@@ -36,17 +37,25 @@ class Learned : public Policy {
   struct Distribution {
     std::vector<double> ended = std::vector<double>(kBins, 0.0);
     std::vector<double> open = std::vector<double>(kBins, 0.0);
+    bool seen = false;  // or its ranks are those of its context
   };
   struct Prior {
     std::vector<double> hazard;
     double strength;
   };
 
+  struct Activity {
+    int64_t last = 0, longest = 0;  // request, and gap between two
+  };
+
   int32_t class_of(const Request &now, int64_t interval);
   void note(const Request &now);
   void learn();
+  // A context is taken to have ended if it was silent four times longer than ever before.
   double rank(int32_t id, int64_t age) const {
     const double density = ranks_[static_cast<size_t>(class_[id]) * kBins + bin_of(age)];
+    const Activity &activity = activity_[class_[id] / kFeatures];
+    if (clock_ - activity.last > 4 * activity.longest + 64) return 0.0;
     return by_bytes_ ? density : density / static_cast<double>(size_[id] + 1);
   }
   int32_t cheapest();
@@ -58,6 +67,7 @@ class Learned : public Policy {
   std::vector<int32_t> class_, slots_, slot_of_;
   std::vector<uint8_t> uses_;
   std::vector<Distribution> classes_;
+  std::vector<Activity> activity_;
   std::vector<Prior> priors_;
   std::vector<double> ranks_;
   std::vector<int32_t> candidates_;

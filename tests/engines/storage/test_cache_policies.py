@@ -164,6 +164,17 @@ def test_a_learned_context_separates_what_is_read_again() -> None:
     assert with_text[4000:].mean() > 1.4 * lru[4000:].mean()
 
 
+def test_contents_of_a_job_that_ended_are_evicted_first() -> None:
+    """The new job's objects fit once the old job's are gone, which LRU would also evict."""
+    old = np.tile(np.arange(50, dtype=np.int32), 30)
+    new = np.tile(np.arange(50, 100, dtype=np.int32), 8)
+    objects, context = np.concatenate([old, new]), np.repeat([0, 1], [old.size, new.size])
+    hit = CachePolicy("learned", 50).simulate(
+        objects, np.ones(objects.size, np.int64), context.astype(np.int32)
+    )
+    assert hit[old.size + 200 :].mean() > 0.9
+
+
 def test_a_prior_decides_before_anything_was_seen() -> None:
     """Objects of context 1 return soon, says the prior; context 0 never returns."""
     rng = np.random.default_rng(1)
