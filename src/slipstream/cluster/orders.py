@@ -143,6 +143,18 @@ class Order:
             most = max(most, held)
         return most
 
+    def stashed_versions(self, stage: int) -> int:
+        """Return how many versions of its weights a stage holds to reuse those of forward passes.
+
+        As PipeDream does; the current version counts.
+        """
+        last = Action.WEIGHT if self.splits_backward else Action.BACKWARD
+        first = (self.max_shift + 1) * self.micro_batches
+        return 1 + max(
+            self.version(stage, m, last) - self.version(stage, m)
+            for m in range(first, first + self.micro_batches)
+        )
+
 
 def _steps(actions: Iterator[Slot]) -> tuple[Slot, ...]:
     return (*actions, Slot(Action.UPDATE))

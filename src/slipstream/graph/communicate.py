@@ -24,13 +24,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
 from slipstream.graph.call import Call, TensorSpec
 from slipstream.graph.edit import Editor
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import Graph
-from slipstream.graph.timeline import replay
+from slipstream.graph.timeline import Timeline, replay
 from slipstream.graph.values import Kind
 from slipstream.provenance import Provenance
 
@@ -79,6 +80,7 @@ def insert_exchange(
     name: str = "",
     duration_ns: float | None = None,
     cost: Cost | None = None,
+    purpose: str = "gradient",
 ) -> int:
     """Insert a communication on the network's lane, with its time on `cluster`.
 
@@ -91,6 +93,7 @@ def insert_exchange(
         modules: the module of each of `tensors`, which are its gradients.
         duration_ns: its duration, if known better than by the cluster's closed form.
         cost: the result of the cluster's closed form, if already computed.
+        purpose: what it carries, see `Exchange.purpose`.
 
     Returns:
         The handle, as `Editor.insert` returns it.
@@ -117,7 +120,7 @@ def insert_exchange(
     edit.exchange(
         Exchange(
             handle, ready, awaited, replace(collective, group=group), tensors, cost.latency_ns,
-            cost.bytes_per_rank, cost.bottleneck, lag, modules,
+            cost.bytes_per_rank, cost.bottleneck, lag, modules, purpose,
         )
     )  # fmt: skip
     return handle
@@ -207,10 +210,10 @@ def with_overlap(graph: Graph, cluster: Cluster) -> Graph:
     timeline = replay(graph)
     edit = Editor(graph, "overlap")
     communicates = graph.tasks.kind == Kind.COMMUNICATION
-    start, end = timeline.start_ns[communicates], timeline.end_ns[communicates]
+    spans = {rank: _spans(graph, timeline, rank) for rank in np.unique(graph.tasks.rank).tolist()}
     slowed = 0
     for task in np.flatnonzero(~communicates & (graph.tasks.duration_ns > 0)).tolist():
-        # The network is one lane: its spans do not overlap each other.
+        start, end = spans[int(graph.tasks.rank[task])]
         overlap = np.minimum(end, timeline.end_ns[task]) - np.maximum(
             start, timeline.start_ns[task]
         )
@@ -220,6 +223,25 @@ def with_overlap(graph: Graph, cluster: Cluster) -> Graph:
             edit.set_duration(task, longer, penalty.provenance)
             slowed += 1
     return edit.apply(f"{slowed} computations slowed by simultaneous communication")
+
+
+def _spans(
+    graph: Graph, timeline: Timeline, rank: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return start and end of the stretches in which a rank communicates, in ns."""
+    tasks, several = graph.tasks, (graph.tasks.rank != graph.tasks.rank[0]).any()
+    joined = np.zeros(len(graph), bool)
+    for row in graph.exchanges:
+        group = row.collective.group
+        # A single rank stands for all.
+        joined[row.task] = not several or group is None or rank in group.members
+    communicates = (tasks.kind == Kind.COMMUNICATION) & (joined | (tasks.rank == rank))
+    start, end = timeline.start_ns[communicates], timeline.end_ns[communicates]
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    # Simultaneous transfers in both directions count once.
+    start[1:] = np.maximum(start[1:], end[:-1])
+    return start, end
 
 
 def _put(edit: Editor, where: int, work: Work, *, before: bool = False, lane: int = -1) -> int:

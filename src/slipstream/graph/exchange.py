@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from slipstream.cluster import Collective
 
 
+PURPOSES = ("gradient", "parameter", "activation", "halo", "statistic", "control")
+"""Kinds of data that an exchange carries."""
+
+
 @dataclass(frozen=True, eq=False)
 class Exchange:
     """One communication of the step.
@@ -34,6 +38,7 @@ class Exchange:
         bottleneck: the slowest link.
         lag: 1 when `awaited` belongs to the next step.
         modules: the qualified name of the module of each of `tensors`; empty if unknown.
+        purpose: what it carries, one of `PURPOSES`.
     """
 
     task: int
@@ -46,6 +51,7 @@ class Exchange:
     bottleneck: str = ""
     lag: int = 0
     modules: tuple[str, ...] = ()
+    purpose: str = "gradient"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Exchange) and self.to_json() == other.to_json()
@@ -68,6 +74,7 @@ class Exchange:
             "tensors": encode(self.tensors),
             "latency_ns": self.latency_ns, "sent_bytes": self.sent_bytes,
             "bottleneck": self.bottleneck, "lag": self.lag, "modules": list(self.modules),
+            "purpose": self.purpose,
         }  # fmt: skip
 
     @classmethod
@@ -96,7 +103,7 @@ class Exchange:
         return cls(
             task, ready, awaited, collective, tuple(decode(value["tensors"])),
             float(value["latency_ns"]), float(value["sent_bytes"]), str(value["bottleneck"]),
-            int(value["lag"]), _modules(value),
+            int(value["lag"]), _modules(value), _purpose(value),
         )  # fmt: skip
 
     def renumbered(self, number: Callable[[int], int]) -> Exchange:
@@ -112,6 +119,14 @@ class Exchange:
             -1 <= other < tasks for other in (self.ready, self.awaited)
         ):
             raise GraphError(f"an exchange refers to task {self.task} of {tasks}")
+
+
+def _purpose(value: Mapping[str, Any]) -> str:
+    """Return the purpose; files of older versions contain only gradients and parameters."""
+    purpose = str(value.get("purpose", "gradient"))
+    if purpose not in PURPOSES:
+        raise ValueError(f"'{purpose}' is not one of {', '.join(PURPOSES)}")
+    return purpose
 
 
 def _modules(value: Mapping[str, Any]) -> tuple[str, ...]:

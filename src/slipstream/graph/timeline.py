@@ -24,7 +24,7 @@ class Timeline:
     """The simulated times of the tasks of a graph.
 
     Attributes:
-        schedule: the schedule of two consecutive steps.
+        schedule: the schedule of two consecutive steps, after those until a pipeline is steady.
     """
 
     graph: Graph
@@ -38,13 +38,18 @@ class Timeline:
 
     @cached_property
     def start_ns(self) -> NDArray[np.float64]:
-        """Start times of the tasks of the first step, float64 [n]."""
-        return np.asarray(self.schedule.start_ns[0])
+        """Start times of the tasks of the first steady step, from its begin, float64 [n]."""
+        return np.asarray(self.schedule.start_ns[-_STEPS]) - self._begin_ns
 
     @cached_property
     def end_ns(self) -> NDArray[np.float64]:
-        """End times of the tasks of the first step, float64 [n]."""
-        return np.asarray(self.schedule.end_ns[0])
+        """End times of the tasks of the first steady step, from its begin, float64 [n]."""
+        return np.asarray(self.schedule.end_ns[-_STEPS]) - self._begin_ns
+
+    @cached_property
+    def _begin_ns(self) -> float:
+        starts = self.schedule.start_ns
+        return float(starts[-_STEPS].min(initial=np.inf)) if len(starts) > _STEPS else 0.0
 
     @cached_property
     def memory(self) -> native.MemoryTimeline:
@@ -85,7 +90,7 @@ class Timeline:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Peak of allocated bytes during the step; 0 if memory was not recorded."""
+        """Peak of allocated bytes of a rank during the step; 0 if memory was not recorded."""
         memory = self.graph.memory
         if not self._sequential:
             return int(self.memory.peak_bytes.max(initial=0))
@@ -109,7 +114,7 @@ class Timeline:
     @cached_property
     def lane_busy_ns(self) -> NDArray[np.float64]:
         """Time per step in which each lane runs tasks, without gaps, float64 [lanes]."""
-        busy: NDArray[np.float64] = self.schedule.lane_busy_ns / _STEPS
+        busy: NDArray[np.float64] = self.schedule.lane_busy_ns / self.schedule.program.steps
         return busy
 
 
@@ -137,7 +142,7 @@ def lower(graph: Graph, steps: int = _STEPS) -> native.Program:
         edges=native.Edges(
             edges.source, edges.target, native.quantize_ns(edges.delay_ns), edges.lag
         ),
-        steps=steps,
+        steps=steps + graph.warm_steps,
         names=_Names(graph),
     )
 
@@ -151,7 +156,18 @@ def _tensors(graph: Graph) -> native.Tensors:
         consumer_offset=np.arange(len(memory) + 1),
         consumer_task=np.where(memory.release < 0, len(graph), memory.release),
         persistent=(memory.producer < 0) & (memory.release < 0),
+        pool=pools(graph),
     )
+
+
+def pools(graph: Graph) -> NDArray[np.int32]:
+    """Return the memory of each allocation, that of the rank of its tasks, int32 [allocations]."""
+    memory, rank = graph.memory, np.append(graph.tasks.rank, 0)
+    # A trace of one rank, whatever its number, has one memory.
+    if (rank[:-1] == rank[0]).all():
+        return np.zeros(len(memory), np.int32)
+    pool: NDArray[np.int32] = rank[np.where(memory.producer >= 0, memory.producer, memory.release)]
+    return pool
 
 
 def replay(graph: Graph) -> Timeline:

@@ -140,7 +140,7 @@ class FSDP(Spreads):
             edit, cluster, Collective("all_gather", nbytes_of(unit), group),
             beside=max(start - 1, 0) if ready_lag else ready, ready=ready, ready_lag=ready_lag,
             awaited=copies[0],
-            name="all_gather of parameters",
+            name="all_gather of parameters", purpose="parameter",
         )  # fmt: skip
 
     def _scatter(

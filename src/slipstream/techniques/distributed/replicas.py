@@ -170,7 +170,11 @@ class OnReplicas(_Distributed):
 
 def all_reduces(graph: Graph) -> list[Exchange]:
     """Return the exchanges that average the gradients of replicas."""
-    return [row for row in graph.exchanges if row.collective.kind == "all_reduce"]
+    return [
+        row
+        for row in graph.exchanges
+        if row.collective.kind == "all_reduce" and row.purpose == "gradient"
+    ]
 
 
 def has_update(graph: Graph) -> bool:

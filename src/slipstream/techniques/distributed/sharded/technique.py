@@ -79,6 +79,7 @@ class ShardedUpdate(OnReplicas):
                 awaited=first_use,
                 lag=1,
                 name="all_gather of parameters",
+                purpose="parameter",
                 duration_ns=_ours_ns(cluster, gather, row.tensors),
             )
         share_update(edit, graph, workers)
