@@ -61,8 +61,6 @@ class Auto : public Policy {
     return now;
   }
   void run(const Request &now) {
-    // Contexts are what the learned policy needs; without, it starts as the usual best.
-    if (now.context > 0 && clock_ < 1000) best_ = kWithContexts;
     const double window = static_cast<double>(std::max<int64_t>(20000, 100 * count_));
     for (Shadow &shadow : shadows_) {
       const bool was = shadow.policy->request(now);
@@ -76,7 +74,13 @@ class Auto : public Policy {
     }
     // A change replaces contents: it must have gained half a cache of hits to be worth it.
     const double cost = 0.5 * static_cast<double>(by_bytes_ ? used_ : count_);
-    if (shadows_[better].hits - shadows_[best_].hits <= cost || clock_ < 1000) return;
+    const bool young = clock_ < 1000;
+    // The learned policy gains from contexts, and S3-FIFO does not store large objects.
+    if (young && (now.context > 0 || now.size > capacity_ / 20)) follow(kLearnedShadow);
+    if (!young && shadows_[better].hits - shadows_[best_].hits > cost) follow(better);
+  }
+  void follow(size_t better) {
+    if (best_ == better) return;
     best_ = better;
     for (size_t id = 0; id < cached_.size(); ++id) {
       if (cached_[id] && !shadows_[best_].policy->contains(static_cast<int32_t>(id))) {
@@ -93,8 +97,8 @@ class Auto : public Policy {
   const bool by_bytes_;
   std::vector<Shadow> shadows_;
   Learned *learned_;
-  static constexpr size_t kWithoutContexts = 1, kWithContexts = 4;
-  size_t best_ = kWithoutContexts;
+  static constexpr size_t kS3FifoShadow = 1, kLearnedShadow = 4;
+  size_t best_ = kS3FifoShadow;
   std::vector<uint8_t> stale_;
   std::vector<int64_t> first_size_;
   std::deque<int32_t> queue_;
