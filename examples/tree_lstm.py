@@ -78,4 +78,4 @@ def make_training(batch_size: int = 8):
     model, (trees,) = make_workload(batch_size)
     labels = torch.randint(0, 5, (batch_size,))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    return model.train(), (trees, labels), nn.functional.cross_entropy, optimizer
+    return model.train(), ((trees,), labels), nn.functional.cross_entropy, optimizer

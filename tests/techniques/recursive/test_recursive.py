@@ -220,6 +220,18 @@ def test_a_request_is_one_launch_with_a_barrier_per_chained_product(
     with torch.no_grad():
         levels = net(trees).linearized.levels
     assert (net.launches, net.barriers) == (1, per_level * (levels - 1))
+    plan = net.explain(trees, gains=True)
+    assert (plan.launches, plan.barriers) == (net.launches, net.barriers)
+    assert (plan.nodes, plan.widths.sum()) == (69, 69)
+    assert plan.weight_bytes > 0
+    assert set(plan.gains) == {"specialize", "hoist", "fuse", "persist", "batch"}
+    for name in plan.gains:
+        other = net.with_passes(**{name: False})
+        with torch.no_grad():
+            other(trees)
+        plan = other.explain(trees)
+        assert plan.launches == other.launches
+        assert plan.barriers == other.barriers, name
 
 
 def test_weights_changed_in_place_are_packed_again() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TreeNode,
         TreeRNN,
     )
+    from slipstream.techniques.recursive.explaining import Explanation
     from slipstream.techniques.recursive.net import Passes, RecursiveNet, RecursiveOutput, compile
     from slipstream.techniques.recursive.structures import (
         Linearized,
@@ -48,6 +49,7 @@ _HOMES = {
         "TreeNode",
         "TreeRNN",
     ),
+    "explaining": ("Explanation",),
     "net": ("Passes", "RecursiveNet", "RecursiveOutput", "compile"),
     "structures": ("Linearized", "Linearizer", "StructureError", "Structures", "nested"),
     "traced": ("RecursiveModelError",),
@@ -59,6 +61,7 @@ __all__ = [
     "MVRNN",
     "Cell",
     "ChildSumTreeLSTM",
+    "Explanation",
     "Linearized",
     "Linearizer",
     "Passes",

@@ -97,9 +97,7 @@ class CompiledForward:
         if parameter.dtype not in (torch.float32, torch.float64):
             return False
         return not any(
-            module._forward_hooks or module._forward_pre_hooks
-            for module in self.module.modules()
-            if module is not self.module
+            module._forward_hooks or module._forward_pre_hooks for module in self.module.modules()
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:

@@ -190,6 +190,8 @@ _BINARY = {
     "where": "where",
 }  # fmt: skip
 
+_RANDOM = {"empty_like", "bernoulli", "rand_like", "native_dropout"}
+
 
 def state(number: int, child: int, offset: int = 0) -> Load:
     """Return an element of a child's state."""
@@ -296,9 +298,11 @@ class _Lowering:
             try:
                 self._values[node] = self._operator(node, name)
             except (KeyError, NotImplementedError) as error:
+                reason = f": {error}" if isinstance(error, NotImplementedError) else ""
+                if name in _RANDOM:
+                    reason = ": dropout in training draws random numbers"
                 raise RecursiveModelError(
-                    f"a recursive model cannot use the operator {name} on values of a node"
-                    + (f": {error}" if isinstance(error, NotImplementedError) else ""),
+                    f"a recursive model cannot use the operator {name} on values of a node{reason}",
                     where=_line(node),
                     remedy="use elementwise operators, products with parameters, cat, chunk and "
                     "sums over children",

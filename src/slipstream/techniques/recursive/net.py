@@ -48,6 +48,7 @@ from slipstream.techniques.recursive.traced import (
 )
 
 if TYPE_CHECKING:
+    from slipstream.techniques.recursive.explaining import Explanation
     from slipstream.techniques.recursive.training import Trainer
 
 _MAX_TABLE_BYTES = 64 << 20
@@ -174,13 +175,14 @@ class Compiled:
 
 
 @dataclass
-class _Packed:
+class Packed:
     """Pointers for the current weights, and what keeps their memory alive."""
 
     version: tuple[Any, ...]
     pointers: np.ndarray[Any, np.dtype[np.int64]]
     tables: dict[int, torch.Tensor]
     memory: list[Any] = field(default_factory=list)
+    leaf_tables: list[torch.Tensor] = field(default_factory=list)
 
 
 class RecursiveNet:
@@ -199,11 +201,12 @@ class RecursiveNet:
         self._tracer = Tracer(model, method)
         self.weights = Weights(model)
         self.constants = Constants()
+        self._modes: tuple[bool, ...] = ()
         self._shapes: list[Shape] = []
         self.kinds: list[Lowered] = []
         self._reader: Any = None
         self._generated: Compiled | None = None
-        self._packed: _Packed | None = None
+        self._packed: Packed | None = None
         self._trainer: Trainer | None = None
 
     @property
@@ -227,6 +230,35 @@ class RecursiveNet:
             remedy="copy or save its `model`, and compile the copy",
         )
 
+    def explain(self, structures: Sequence[Any], *, gains: bool = False) -> Explanation:
+        """Describe levels, launches, barriers, bytes and operations of a request.
+
+        Args:
+            gains: whether to measure what each optimisation gains; compiles a kernel for each.
+        """
+        from slipstream.techniques.recursive.explaining import explain
+
+        with torch.no_grad():
+            return explain(self, structures, gains=gains)
+
+    def with_passes(self, **passes: bool) -> RecursiveNet:
+        """Return a net of the same model with other optimisations."""
+        return RecursiveNet(
+            self.model, self._tracer.method, self._half, self.workers,
+            replace(self.passes, **passes),
+        )  # fmt: skip
+
+    @property
+    def mask_slots(self) -> int:
+        """Number of children for which nodes with leaves there have separate code."""
+        return self._facts.mask_slots
+
+    def inference_kernel(self) -> tuple[Kernel, Packed]:
+        """Return the kernel without gradients, and its memory for the current weights."""
+        if self._generated is None:
+            self._generated = self._generate()
+        return self._generated.kernel, self._pack(self._generated, self.weights.current())
+
     # Structures.
 
     def linearize(self, structures: Sequence[Any] | Structures | Linearized) -> Linearized:
@@ -236,6 +268,11 @@ class RecursiveNet:
             StructureError: a structure has a cycle, or cannot be read.
             RecursiveModelError: the model cannot be compiled for a new shape of node.
         """
+        modes = tuple(module.training for module in self.model.modules())
+        if modes != self._modes:
+            # Modules such as dropout compute something else.
+            self._modes, self._shapes, self.kinds = modes, [], []
+            self._forget()
         if isinstance(structures, Linearized):
             if structures.made_for is self._facts:
                 return structures
@@ -309,6 +346,10 @@ class RecursiveNet:
         self._shapes.append(self._tracer.trace(node))
         self.weights.add(self._shapes[-1])
         self.kinds.append(lower(self._shapes[-1], self._tracer.states, self.constants))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what was generated for other kinds."""
         self._reader = self._generated = self._packed = self._trainer = None
         vars(self).pop("_facts", None)
 
@@ -368,7 +409,7 @@ class RecursiveNet:
 
     # Weights.
 
-    def _pack(self, generated: Compiled, tensors: dict[str, torch.Tensor]) -> _Packed:
+    def _pack(self, generated: Compiled, tensors: dict[str, torch.Tensor]) -> Packed:
         version = self._version(tensors)
         packed = self._packed
         if packed is not None and packed.version == version:
@@ -381,7 +422,7 @@ class RecursiveNet:
                 if size is not None:
                     words = [torch.arange(size)]
                     tables[number] = word_table(kind, self.weights, tensors, words).contiguous()
-            packed = _Packed(version, np.zeros(len(generated.kernel.pointers), np.int64), tables)
+            packed = Packed(version, np.zeros(len(generated.kernel.pointers), np.int64), tables)
             for place, (name, *rest) in enumerate(generated.kernel.pointers):
                 memory: Any = None
                 if name == "constant":
@@ -392,6 +433,7 @@ class RecursiveNet:
                     memory = tables[rest[0]]
                 elif name == "leaf":
                     memory = self._leaf_table(rest[0], rest[1], values, tables)
+                    packed.leaf_tables.append(memory)
                 if memory is not None:
                     packed.memory.append(memory)
                     packed.pointers[place] = _address(memory)
@@ -483,10 +525,10 @@ class RecursiveNet:
     def _infer(
         self, linearized: Linearized, tensors: dict[str, torch.Tensor]
     ) -> list[torch.Tensor]:
+        nodes = linearized.nodes
         if self._generated is None:
             self._generated = self._generate()
-        generated, nodes = self._generated, linearized.nodes
-        packed = self._pack(generated, tensors)
+        generated, packed = self._generated, self._pack(self._generated, tensors)
         states = [torch.empty(nodes, int(np.prod(s)), dtype=self.dtype) for s in self.state_shapes]
         if nodes == 0:
             return states
@@ -503,12 +545,12 @@ class RecursiveNet:
             elif name == "table" and rest[0] in tables:
                 pointers[place] = tables[rest[0]].data_ptr()
         self.barriers = self.launches = 0
-        for groups in self._launches(linearized):
+        for groups in self.launch_groups(linearized):
             self.barriers += self.launch(generated, groups, pointers, self.workers)
             self.launches += 1
         return states
 
-    def _launches(self, linearized: Linearized) -> list[Int32s]:
+    def launch_groups(self, linearized: Linearized) -> list[Int32s]:
         """Return the groups of each call of the kernel."""
         groups = linearized.groups
         if not (self.passes.batch and self.passes.specialize):

@@ -167,7 +167,7 @@ def recursions(flow: Flow) -> Iterator[Recursion]:
 
 
 def _products(calls: Sequence[Call], inner: int) -> Iterator[Product]:
-    """Yield matmuls by their shape; those of leaves are looked up."""
+    """Yield matmuls of inner nodes by their shape; those of leaves and of words are looked up."""
     found: Counter[tuple[int, int]] = Counter()
     for call in calls:
         if call.name in _PRODUCTS and len(call.inputs) > _PRODUCTS[call.name]:
@@ -175,8 +175,8 @@ def _products(calls: Sequence[Call], inner: int) -> Iterator[Product]:
             vector = call.name in ("aten::mv", "aten::addmv")
             found[(columns, depth) if vector else (depth, columns)] += 1
     for (depth, columns), count in found.items():
-        if count >= inner:
-            yield depth, columns, round(count / inner)
+        if count % inner == 0:
+            yield depth, columns, count // inner
 
 
 def _refusal(
