@@ -188,7 +188,7 @@ class _WholeHistory(OptunaSampler):
     """TPE that gets all trials instead of a summary."""
 
     def _summarise(self) -> None:
-        self._summarised = len(self._told)
+        self._summarised = len(self._finished)
 
 
 def _regret_row(options: BenchOptions, history: Sequence[Trial]) -> Iterator[Bar]:

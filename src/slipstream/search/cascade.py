@@ -91,8 +91,8 @@ class Cascade(RungPolicy):
             raise InvalidArgumentError("eta", f"{eta:g} is not greater than 1")
         self.levels = tuple(as_estimator(level) for level in levels)
         self.eta, self.n = eta, n
-        self._asked = self._open = 0
-        self._told: list[list[Trial]] = [[] for _ in self.levels]
+        self._ask_count = self._open = 0
+        self._finished: list[list[Trial]] = [[] for _ in self.levels]
         self._promoted: list[set[int]] = [set() for _ in self.levels]
         self._pairs: list[list[tuple[Trial, Trial]]] = [[] for _ in self.levels]
         self._unchosen: dict[int, Trial] = {}
@@ -111,15 +111,15 @@ class Cascade(RungPolicy):
                     self._unchosen[trial.number] = trial
                 self._open += 1
                 return Slot(level + 2.0, 0, level + 1, trial)
-        if self.n is not None and self._asked >= self.n:
+        if self.n is not None and self._ask_count >= self.n:
             return None
-        self._asked += 1
+        self._ask_count += 1
         self._open += 1
         return Slot(1.0)
 
     def _promotable(self, level: int) -> list[tuple[Trial, bool]]:
         """Return trials to promote, and whether each was selected by rank."""
-        ended, promoted = self._told[level], self._promoted[level]
+        ended, promoted = self._finished[level], self._promoted[level]
         if not self._agreements[level].prunes:
             return [(trial, False) for trial in ended if trial.number not in promoted]
         probes = [(t, False) for t in ended[::_PROBE_STRIDE] if t.number not in promoted]
@@ -132,7 +132,7 @@ class Cascade(RungPolicy):
         if trial.state not in SCORED or trial.state is State.CACHED:
             return
         if trial.rung < len(self.levels):
-            self._told[trial.rung].append(trial)
+            self._finished[trial.rung].append(trial)
         parent = self._unchosen.get(trial.parent) if trial.parent is not None else None
         if parent is not None:
             below = trial.rung - 1
@@ -158,6 +158,6 @@ class Cascade(RungPolicy):
 
     @property
     def done(self) -> bool:
-        if self.n is None or self._asked < self.n or self._open:
+        if self.n is None or self._ask_count < self.n or self._open:
             return False
         return not any(self._promotable(level) for level in range(len(self.levels)))

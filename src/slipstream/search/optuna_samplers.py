@@ -77,7 +77,7 @@ class OptunaSampler(Strategy):
         self._sampler = kinds[self.kind](seed=self.seed)
         self._study = self._new_study()
         self._open: dict[int, Any] = {}
-        self._told: list[Trial] = []
+        self._finished: list[Trial] = []
         self._best: list[Trial] = []
         self._summarised = 0
 
@@ -86,7 +86,10 @@ class OptunaSampler(Strategy):
         return self._optuna.create_study(sampler=self._sampler, directions=directions)
 
     def ask(self, number: int) -> Candidate | None:
-        if len(self._told) - self._summarised >= _REFRESH and len(self._told) > _MAX_HISTORY:
+        if (
+            len(self._finished) - self._summarised >= _REFRESH
+            and len(self._finished) > _MAX_HISTORY
+        ):
             self._summarise()
         for _ in range(1000):
             trial = self._study.ask()
@@ -104,7 +107,7 @@ class OptunaSampler(Strategy):
     def tell(self, trial: Trial) -> None:
         proposal = self._open.pop(trial.number, None)
         if trial.state in SCORED:
-            self._told.append(trial)
+            self._finished.append(trial)
             keep_best(self._best, trial, self.objectives)
         if proposal is None:
             # Promoted, repeated, or of another study: this sampler did not propose it.
@@ -131,10 +134,10 @@ class OptunaSampler(Strategy):
     def _summarise(self) -> None:
         """Start a new Optuna study with a summary; running trials are added when they end."""
         self._study = self._new_study()
-        trials = summary(self._told, self._best)
+        trials = summary(self._finished, self._best)
         self._study.add_trials([self._frozen(trial) for trial in trials])
         self._open = {}
-        self._summarised = len(self._told)
+        self._summarised = len(self._finished)
 
 
 def _suggest(trial: Any, path: str, parameter: Parameter) -> Any:

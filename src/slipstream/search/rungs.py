@@ -271,9 +271,9 @@ class Asha(RungPolicy):
 
     def __post_init__(self) -> None:
         self._at = fidelities(self.minimum, self.maximum, self.eta)
-        self._told: list[list[Trial]] = [[] for _ in self._at]
+        self._finished: list[list[Trial]] = [[] for _ in self._at]
         self._promoted: list[set[int]] = [set() for _ in self._at]
-        self._asked = self._open = 0
+        self._ask_count = self._open = 0
 
     def ask(self) -> Slot | None:
         for rung in range(len(self._at) - 2, -1, -1):
@@ -281,22 +281,22 @@ class Asha(RungPolicy):
                 self._promoted[rung].add(trial.number)
                 self._open += 1
                 return Slot(self._at[rung + 1], 0, rung + 1, trial)
-        if self.n is not None and self._asked >= self.n:
+        if self.n is not None and self._ask_count >= self.n:
             return None
-        self._asked += 1
+        self._ask_count += 1
         self._open += 1
         return Slot(self._at[0])
 
     def _promotable(self, rung: int) -> list[Trial]:
-        count = int(len(self._told[rung]) / self.eta + 1e-9)
+        count = int(len(self._finished[rung]) / self.eta + 1e-9)
         if count <= len(self._promoted[rung]) and not count:
             return []
-        best = self.order(self._told[rung])[:count]
+        best = self.order(self._finished[rung])[:count]
         return [b for b in best if b.state in SCORED and b.number not in self._promoted[rung]]
 
     def tell(self, trial: Trial) -> None:
         self._open -= 1
-        self._told[trial.rung].append(trial)
+        self._finished[trial.rung].append(trial)
 
     @property
     def rungs(self) -> int:
@@ -307,6 +307,6 @@ class Asha(RungPolicy):
 
     @property
     def done(self) -> bool:
-        if self.n is None or self._asked < self.n or self._open:
+        if self.n is None or self._ask_count < self.n or self._open:
             return False
         return not any(self._promotable(rung) for rung in range(len(self._at) - 1))

@@ -194,7 +194,7 @@ class BoostedTrees(Strategy):
             import sklearn.ensemble  # noqa: F401
         except ImportError:
             raise MissingExtraError("strategy 'trees'", "scikit-learn", "search") from None
-        self._told: list[Trial] = []
+        self._finished: list[Trial] = []
         self._best: list[Trial] = []
         self._models: list[Any] = []
         self._fits = 0
@@ -203,15 +203,15 @@ class BoostedTrees(Strategy):
 
     def tell(self, trial: Trial) -> None:
         if trial.state in SCORED:
-            self._told.append(trial)
+            self._finished.append(trial)
             self._seen.add(trial.candidate.id)
             keep_best(self._best, trial, self.objectives)
 
     def ask(self, number: int) -> Candidate | None:
         rng = self.rng()
-        if len(self._told) < self.startup or rng.random() < 0.125:
+        if len(self._finished) < self.startup or rng.random() < 0.125:
             return self.space.sample(rng)
-        fits = len(self._told) // self.refit
+        fits = len(self._finished) // self.refit
         if fits != self._fits:
             self._fit()
             self._fits = fits
@@ -236,7 +236,7 @@ class BoostedTrees(Strategy):
         from sklearn.ensemble import HistGradientBoostingRegressor
         from threadpoolctl import threadpool_limits
 
-        trials = summary(self._told, self._best)
+        trials = summary(self._finished, self._best)
         points = np.array([self.space.to_units(trial.candidate) for trial in trials])
         self._models = []
         for objective in self.objectives:

@@ -215,7 +215,7 @@ class Study:
         if not self._is_open:
             self._open(None)
         if (task := self._next()) is not None:
-            self._asked[task.number] = (task, time.time())
+            self._open_tasks[task.number] = (task, time.time())
         self._store.flush()
         return task
 
@@ -240,7 +240,7 @@ class Study:
                 trial has no values.
         """
         number = task if isinstance(task, int) else task.number
-        if not self._is_open or number not in self._asked:
+        if not self._is_open or number not in self._open_tasks:
             raise InvalidArgumentError(
                 "task", f"trial {number} is not running", remedy="pass a task from study.ask()"
             )
@@ -251,7 +251,7 @@ class Study:
         if (values is None) == (state == "complete"):
             needs = "needs values" if values is None else "takes no values"
             raise InvalidArgumentError("values", f"a {state} trial {needs}")
-        task, began = self._asked.pop(number)
+        task, began = self._open_tasks.pop(number)
         outcome = Outcome(number, State(state), {}, reason, began, time.time(),
                           time.time() - began, task.run.reports)  # fmt: skip
         try:
@@ -295,7 +295,7 @@ class Study:
         self._idle = 0
         self._exhausted, self.stopped = False, ""
         self._since = time.monotonic()
-        self._asked: dict[int, tuple[Task, float]] = {}
+        self._open_tasks: dict[int, tuple[Task, float]] = {}
         self._ratios: dict[str, deque[float]] = {}
         self._reported: dict[int, list[float]] = {}
         self.rungs = copy.deepcopy(self.policy)
