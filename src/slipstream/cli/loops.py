@@ -144,7 +144,7 @@ def gen(
 
     need_place(output, ".jsonl")
     with progress("loops gen") as report:
-        added = loops.generate(output, programs, schedules, seed, budget_s=0.3, report=report)
+        added = loops.generate_samples(output, programs, schedules, seed, budget_s=0.3, report=report)
     note(f"added {added} programs to {output}; next: slipstream loops train {output} -o model.npz")
 
 
@@ -188,7 +188,7 @@ def evaluate(samples: _Samples, model: _Model = None, as_json: Json = False) -> 
 def _read(paths: list[Path]) -> Any:
     from slipstream.techniques import loops
 
-    return (measured for path in paths for measured in loops.read(path))
+    return (measured for path in paths for measured in loops.read_samples(path))
 
 
 def _emit(accuracy: Accuracy, model: CostModel, as_json: bool) -> None:

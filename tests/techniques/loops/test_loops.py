@@ -14,7 +14,7 @@ from slipstream.codegen.legality import check
 from slipstream.codegen.program import loads
 from slipstream.codegen.schedule import Tree
 from slipstream.errors import ChildError, SlipstreamError
-from slipstream.techniques.loops.dataset import distinct_schedules, generate, read
+from slipstream.techniques.loops.dataset import distinct_schedules, generate_samples, read_samples
 from slipstream.techniques.loops.generate import random_program
 from slipstream.techniques.loops.running import Runner
 
@@ -63,18 +63,18 @@ def test_a_kernel_that_crashes_ends_only_the_child(tmp_path: Path) -> None:
 @needs_compiler
 def test_generation_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
-    assert generate(path, programs=1, schedules=2, budget_s=0.05) == 1
+    assert generate_samples(path, programs=1, schedules=2, budget_s=0.05) == 1
     first = path.read_text()
     path.write_text(first + '{"program": ')
-    assert generate(path, programs=2, schedules=2, budget_s=0.05) == 1
+    assert generate_samples(path, programs=2, schedules=2, budget_s=0.05) == 1
     assert path.read_text().startswith(first)
     programs = [json.loads(line)["program"] for line in path.read_text().splitlines()]
-    assert [measured.program.to_json() for measured in read(path)] == programs
+    assert [measured.program.to_json() for measured in read_samples(path)] == programs
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text('{"error": "the compiler timed out"}\n{"program": 1}\n')
     with pytest.raises(SlipstreamError, match="not a measured program") as error:
-        list(read(path))
+        list(read_samples(path))
     assert error.value.where == f"{path}:2"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
-    from slipstream.techniques.loops.dataset import Measured, generate, read
+    from slipstream.techniques.loops.dataset import Measured, generate_samples, read_samples
     from slipstream.techniques.loops.generate import random_program, random_schedule
     from slipstream.techniques.loops.model import Accuracy, CostModel, Estimate, evaluate, train
     from slipstream.techniques.loops.programs import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from slipstream.techniques.loops.searching import Candidate, SearchResult, autoschedule
 
 _HOMES = {
-    "dataset": ("Measured", "generate", "read"),
+    "dataset": ("Measured", "generate_samples", "read_samples"),
     "generate": ("random_program", "random_schedule"),
     "model": ("Accuracy", "CostModel", "Estimate", "evaluate", "train"),
     "programs": (
@@ -62,7 +62,7 @@ __all__ = [
     "IllegalScheduleError", "Index", "Interchange", "Load", "Measured", "Parallel", "Program",
     "ProgramError", "Reverse", "Runner", "Schedule", "ScheduleError", "SearchResult", "Shift",
     "Skew", "Statement", "Tile", "Timing", "Unroll", "Vectorise", "apply", "autoschedule", "einsum",
-    "emit", "evaluate", "generate", "is_legal", "random_program", "random_schedule", "read",
+    "emit", "evaluate", "generate_samples", "is_legal", "random_program", "random_schedule", "read_samples",
     "read_program", "schedule", "train",
 ]  # fmt: skip
 

@@ -39,7 +39,7 @@ class Measured:
     disagreement: tuple[float, ...]
 
 
-def generate(
+def generate_samples(
     path: Path, programs: int, schedules: int, seed: int = 0, budget_s: float = 0.7,
     report: Callable[[str], None] = lambda text: None,
 ) -> int:  # fmt: skip
@@ -106,7 +106,7 @@ def _measured(runner: Runner, rng: random.Random, count: int) -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> Iterator[Measured]:
+def read_samples(path: Path) -> Iterator[Measured]:
     """Yield the programs of a file that were measured.
 
     Raises:

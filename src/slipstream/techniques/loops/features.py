@@ -28,6 +28,8 @@ _DEPTH = 16
 _LINE_BYTES = 64
 # Line size in bytes, sets and ways: three caches, and two levels of address translation.
 _CACHES = ((64, 64, 8), (64, 2048, 8), (64, 16384, 16), (4096, 1, 72), (4096, 1, 3072))
+# Rough costs of a line from beyond each of them.
+_LINE_CYCLES = (4, 15, 40, 5, 25)
 # Compilers completely unroll inner loops of at most 8 iterations.
 _MAX_UNROLLED = 8
 # Innermost loops that are described one by one.
@@ -70,6 +72,13 @@ def _static(program: Program) -> tuple[_Static, ...]:
     for number, statement in enumerate(program.statements):
         groups: dict[tuple[str, tuple[tuple[str, int], ...], bool], int] = {}
         for place, access in enumerate(statement.accesses):
+            if access.index.through is not None:
+                raise SlipstreamError(
+                    f"the access to '{access.buffer}' is not affine: it reads its row from "
+                    f"'{access.index.through[0]}'",
+                    where=f"statement {number} (of {statement.target})",
+                    remedy="the cost model needs affine accesses",
+                )
             key = (access.buffer, access.index.terms, place == 0)
             groups[key] = groups.get(key, 0) + 1
         axes = {axis: place for place, axis in enumerate(statement.axes)}
@@ -110,13 +119,13 @@ _LOOP_NAMES = (
 )  # fmt: skip
 _NEST_NAMES = (
     "iterations", "depth", "tiles", "fused_loops", "fused_trip", "partial_loops", "skew",
-    "sum_mode", "sum_elements", "sum_entries", "sum_trip",
+    "sum_mode", "sum_elements", "sum_entries", "sum_trip", "sum_distance",
     *(f"{kind}_{n}" for n in range(1, 6) for kind in ("traffic", "write_traffic", "fits")),
     "all_bytes", "unrolled_body",
     "body_trip", "main_trip", "main_reduced", "main_level", "main_vector", "main_broadcast",
     "main_unit", "main_near", "main_far", "main_write_unit", "main_write_broadcast",
     "main_write_far", "main_page_steps", "body_ops", "conflict_1", "conflict_2",
-    "vector_use", "main_vector_use",
+    "vector_use", "main_vector_use", "fetch_cycles", "compute_cycles", "cycles",
 )  # fmt: skip
 NAMES = (
     *_STATIC_NAMES,
@@ -187,7 +196,7 @@ def features(trees: Sequence[Tree]) -> tuple[Array, Array]:
     """Return features of statements (rows x ``len(NAMES)``, float32) and the tree of each row.
 
     Raises:
-        SlipstreamError: a statement is in too many loops.
+        SlipstreamError: a statement is in too many loops, or an access is not affine.
     """
     rows = _Rows()
     for owner, tree in enumerate(trees):
@@ -247,17 +256,35 @@ def _computed(rows: _Rows) -> Array:
             stride[:, 0] == 1, stride[:, 0] == 0, log(total[:, level]),
             log(lines[:, :, level].sum(1) / np.cumprod(trip, 1)[:, level]),
         ], 1))  # fmt: skip
+    traffic = _traffic(strides, trip, item, used, iterations, log)
+    main = _main(strides, trip, item, reads, reduced, vector, exists, columns[0], log)
     columns.append(np.stack([
         log(iterations), depth, tile.sum(1), ((shared > 1) & exists).sum(1),
         log(np.where(shared > 1, trip, 1).prod(1)), partial.sum(1), skewed.sum(1),
         *_sums(trip, reduced > 0, tile > 0, exists),
-        *_traffic(strides, trip, item, used, iterations, log),
+        *traffic,
         log(total[:, -1]), log(np.where(unroll > 1, np.minimum(unroll, trip), 1).prod(1)),
-        *_main(strides, trip, item, reads, reduced, vector, exists, columns[0], log),
+        *main,
         *_conflicts(strides, trip, item, used, log),
         *_vector_use(trip, vector, exists),
+        *_cycles(traffic, main, columns[0], trip, log),
     ], 1))  # fmt: skip
     return np.concatenate(columns, 1)
+
+
+def _cycles(
+    traffic: list[Array], main: list[Array], numbers: Array, trip: Array, log: Any
+) -> list[Array]:
+    """Return log2 of rough estimates of cycles per iteration: for lines, for operations, both."""
+    fetch = sum(cost * 2**lines for cost, lines in zip(_LINE_CYCLES, traffic[::3], strict=True))
+    reduced, vector, near, far, write_unit = (main[n] for n in (2, 4, 7, 8, 9))
+    reads, _, simple, divisions, functions = numbers[:, :5].T
+    work = (reads + 1 + simple + 4 * divisions + 10 * functions) / 2
+    wide = (near + far == 0) & ((write_unit > 0) | ((reduced > 0) & (vector > 0)))
+    gathered = (vector > 0) | ((reduced == 0) & (write_unit > 0))
+    compute = work / np.where(wide, 16, 1) + np.where(gathered, near + far, 0)
+    compute += np.where((reduced > 0) & (vector == 0), 3, 0) + 4 / trip[:, 0]
+    return [log(fetch), log(compute), log(fetch + compute)]
 
 
 def _lines(strides: Array, trip: Array, item: Array, line_bytes: int) -> Array:
@@ -335,7 +362,8 @@ def _sums(trip: Array, reduced: Array, tile: Array, exists: Array) -> list[Array
     in_memory = (elements > _MAX_LOCAL) | (free & tile).any(1)
     mode = np.where(outer < 0, 0, np.where(in_memory, 3, np.where(free.any(1), 2, 1)))
     entries = np.where((levels > outer[:, None]), trip, 1).prod(1)
-    return [mode, np.log2(elements), np.log2(entries), np.log2(inner)]
+    distance = np.where(np.cumprod(~reduced, 1) > 0, trip, 1).prod(1) * (outer >= 0)
+    return [mode, np.log2(elements), np.log2(entries), np.log2(inner), np.log2(1 + distance)]
 
 
 def _traffic(

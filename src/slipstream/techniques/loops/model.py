@@ -128,8 +128,8 @@ class CostModel:
                         "the cost model predicts one thread", where=str(step),
                         remedy="leave out the step",
                     )  # fmt: skip
-            trees.append(Tree(program, schedule))
-            check(trees[-1])
+            check(Tree(program, schedule))
+            trees.append(Tree(program, schedule.canonical(program)))
         rows, owner = features(trees)
         logs = self._time(rows)
         times = _log_times(rows, owner, logs)
@@ -232,10 +232,10 @@ def _samples(measured: Iterable[Measured], report: Callable[[str], None]) -> _Sa
         count += len(pairs)
         if number % 100 == 0:
             report(f"features of {number} programs")
-    if not {"train", "calibrate", "evaluate"} <= set(part) or len(set(base)) < _MIN_PROGRAMS:
+    if len(rows) < _MIN_PROGRAMS or not {"train", "calibrate", "evaluate"} <= set(part):
         raise SlipstreamError(
-            f"{len(set(base))} measured programs are too few",
-            remedy=f"generate {_MIN_PROGRAMS} or more: slipstream loops gen",
+            f"{len(rows)} measured programs are too few",
+            remedy="generate 100 or more: slipstream loops gen",
         )
     return _Samples(
         np.concatenate(rows), np.concatenate(owner), np.array(logs), np.array(base), np.array(part)
@@ -286,20 +286,23 @@ def train(
         **(about or {}), "programs": len(np.unique(samples.base)), "schedules": len(samples.base),
         "spread_offset": start, "width": width,
     })  # fmt: skip
-    return model, _accuracy(model, samples)
+    return model, _accuracy(model, samples, "evaluate")
 
 
 def evaluate(
-    model: CostModel,
-    measured: Iterable[Measured],
-    report: Callable[[str], None] = lambda text: None,
-) -> Accuracy:
-    """Compare predictions for the programs of a data set that no model is trained on.
+    model: CostModel, measured: Iterable[Measured],
+    report: Callable[[str], None] = lambda text: None, part: str | None = "evaluate",
+) -> Accuracy:  # fmt: skip
+    """Compare predictions with measurements.
+
+    Args:
+        part: the programs to compare, see `part_of`; None for all of them, if the model was trained
+            on other ones.
 
     Raises:
         SlipstreamError: there are too few programs.
     """
-    return _accuracy(model, _samples(measured, report))
+    return _accuracy(model, _samples(measured, report), part)
 
 
 def _widths(spread: Array, samples: _Samples) -> Array:
@@ -307,7 +310,7 @@ def _widths(spread: Array, samples: _Samples) -> Array:
     return widths
 
 
-def _accuracy(model: CostModel, samples: _Samples) -> Accuracy:
+def _accuracy(model: CostModel, samples: _Samples, part: str | None) -> Accuracy:
     logs = model._time(samples.rows)
     times = _log_times(samples.rows, samples.owner, logs)
     limit = np.log(MAX_SPEEDUP)
@@ -315,7 +318,7 @@ def _accuracy(model: CostModel, samples: _Samples) -> Accuracy:
     spread = model._spread(_main_rows(samples.rows, samples.owner, logs))
     widths = _widths(spread + model.about["spread_offset"], samples) * model.about["width"]
     scheduled = samples.base != np.arange(len(samples.base))
-    held = np.flatnonzero((samples.part == "evaluate") & scheduled)
+    held = np.flatnonzero(((samples.part == part) | (part is None)) & scheduled)
     a, b = predicted[held], samples.gains[held]
     relative = np.abs(np.exp(a - b) - 1)
     programs = np.unique(samples.base[held])
