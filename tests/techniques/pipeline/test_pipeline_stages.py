@@ -1,0 +1,186 @@
+"""Stages between real processes: losses of one process, weight versions of the order, refusals."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from forked_ranks import run_ranks
+from slipstream.cluster.orders import Action
+from slipstream.errors import WorkloadError
+from slipstream.techniques.pipeline.stages import _divide
+from slipstream.techniques.pipeline.technique import Pipeline
+from slipstream.workload import BuiltWorkload
+from slipstream.workload.built import build_from
+
+STEPS = 30
+
+
+def parts(layers: int = 6) -> tuple[nn.Module, Any, Any, Any]:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(layers - 1)]
+    model = nn.Sequential(*blocks, nn.Linear(16, 4))
+    batch = torch.randn(24, 16), torch.randn(24, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    return model, batch, nn.functional.mse_loss, optimizer
+
+
+def run(technique: Pipeline, rank: int) -> tuple[list[float], list[Any], list[float]]:
+    """Return losses, the log of every step, and the sums of this stage's parameters."""
+    built = build_from(parts(), (technique,), 0, "test")
+    losses, logs = [], []
+    for _ in range(STEPS):
+        losses.append(float(built.step()))
+        logs.append(built.step.__self__.log)  # type: ignore[attr-defined]
+    built.settle()
+    return losses, logs, [float(p.detach().sum()) for p in built.model.parameters()]
+
+
+def run_technique(technique: Pipeline) -> list[Any]:
+    answers = run_ranks(technique.workers, functools.partial(run, technique))
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def alone() -> tuple[list[float], list[float]]:
+    built: BuiltWorkload = build_from(parts(), (), 0, "test")
+    losses = [float(built.step()) for _ in range(STEPS)]
+    return losses, [float(p.detach().sum()) for p in built.model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "schedule"),
+    [(2, 4, "gpipe"), (3, 4, "1f1b"), (3, 6, "zero_bubble"), (2, 1, "1f1b")],
+)
+def test_synchronous_stages_train_like_one_process(
+    stages: int, micro_batches: int, schedule: Any
+) -> None:
+    technique = Pipeline(stages, micro_batches, schedule)
+    answers = run_technique(technique)
+    losses, sums = alone()
+    for answer in answers:
+        assert answer[0] == pytest.approx(losses, rel=1e-5)
+    assert [total for answer in answers for total in answer[2]] == pytest.approx(sums, abs=1e-4)
+    for rank, (_, logs, _) in enumerate(answers):
+        # The logged actions are those of the order, with the versions it predicts.
+        row = technique.order.slots[rank]
+        assert [entry[0] for entry in logs[5]] == [
+            slot.action.value for slot in row if slot.action is not Action.UPDATE
+        ]
+
+
+class Simulated:
+    """All stages of an asynchronous pipeline in one process, in order of their dependencies."""
+
+    def __init__(self, technique: Pipeline, starts: list[int]) -> None:
+        model, (x, y), self.loss, _ = parts()
+        layers = [layer for block in model for layer in
+                  (block if isinstance(block, nn.Sequential) else [block])]  # fmt: skip
+        self.stages = [nn.Sequential(*layers[a:b]) for a, b in itertools.pairwise(starts)]
+        self.optimizers = [
+            torch.optim.SGD(stage.parameters(), 0.05, momentum=0.9) for stage in self.stages
+        ]
+        self.order, self.stash = technique.order, technique.schedule == "pipedream"
+        self.xs, self.ys = x.chunk(self.order.micro_batches), y.chunk(self.order.micro_batches)
+
+    def losses(self) -> list[float]:
+        n, last = self.order.micro_batches, len(self.stages) - 1
+        queues = [
+            [
+                (slot, step - slot.shift)
+                for step in range(STEPS)
+                for slot in row
+                if step >= slot.shift
+            ]
+            for row in self.order.slots
+        ]
+        outputs: dict[tuple[int, int], Any] = {}
+        gradients: dict[tuple[int, int], torch.Tensor | None] = {}
+        losses = [0.0] * STEPS
+        while any(queues):
+            for rank, stage in enumerate(self.stages):
+                while queues[rank]:
+                    slot, step = queues[rank][0]
+                    m = step * n + slot.micro_batch
+                    if slot.action is Action.UPDATE:
+                        with torch.autograd._unsafe_preserve_version_counter(
+                            tuple(stage.parameters())
+                        ):
+                            self.optimizers[rank].step()
+                        self.optimizers[rank].zero_grad()
+                    elif slot.action is Action.FORWARD:
+                        if rank and (rank - 1, m) not in outputs:
+                            break
+                        x = self.xs[slot.micro_batch]
+                        if rank:
+                            x = outputs[rank - 1, m][1].detach().requires_grad_()
+                        weights = {k: p.detach().clone().requires_grad_() if self.stash else p
+                                   for k, p in stage.named_parameters()}  # fmt: skip
+                        out = torch.func.functional_call(stage, weights, (x,))
+                        if rank == last:
+                            out = self.loss(out, self.ys[slot.micro_batch]) / n
+                            losses[step] += float(out.detach())
+                        outputs[rank, m] = x, out, weights
+                    else:
+                        if rank < last and (rank + 1, m) not in gradients:
+                            break
+                        x, out, weights = outputs[rank, m]
+                        out.backward(None if rank == last else gradients[rank + 1, m])
+                        gradients[rank, m] = x.grad
+                        for k, p in stage.named_parameters():
+                            if self.stash:
+                                p.grad = weights[k].grad + (0 if p.grad is None else p.grad)
+                    queues[rank].pop(0)
+        return losses
+
+
+@pytest.mark.parametrize("schedule", ["async", "pipedream"])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (3, 1), (3, 2)])
+def test_asynchronous_stages_use_the_versions_of_the_order(
+    stages: int, micro_batches: int, schedule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Equal times give the same cut in every run.
+    module = "slipstream.techniques.pipeline.stages"
+    monkeypatch.setattr(f"{module}._times", lambda layers, x: [1.0] * len(layers))
+    technique = Pipeline(stages, micro_batches, schedule)
+    answers = run_technique(technique)
+    order = technique.order
+    for rank, (_, logs, _) in enumerate(answers):
+        assert sum(map(len, logs))
+        for action, number, updates in (entry for log in logs for entry in log):
+            assert updates == order.version(rank, number, Action(action))
+    starts = _divide([1.0] * 11, stages)
+    assert answers[-1][0] == pytest.approx(Simulated(technique, starts).losses(), rel=1e-5)
+
+
+def refused(technique: Pipeline, changed: Any, rank: int) -> None:
+    build_from(changed(), (technique,), 0, "test")
+
+
+def tied() -> Any:
+    model, batch, loss, optimizer = parts()
+    model[1][0].weight = model[4][0].weight  # type: ignore[index]
+    return model, batch, loss, optimizer
+
+
+@pytest.mark.parametrize(
+    ("changed", "micro_batches", "problem"),
+    [
+        (parts, 5, "24 samples and 11 layers do not make 5 equal micro-batches"),
+        (tied, 4, "shared by layers of different stages"),
+        (lambda: (nn.LSTM(4, 4), *parts()[1:]), 4, "the model is LSTM"),
+        (lambda: (parts()[0], parts()[1][0], *parts()[2:]), 4, "inputs and targets, and a loss"),
+    ],
+)
+def test_what_stages_cannot_run_is_refused(changed: Any, micro_batches: int, problem: str) -> None:
+    technique = Pipeline(2, micro_batches)
+    for error in run_ranks(2, functools.partial(refused, technique, changed)):
+        assert isinstance(error, WorkloadError)
+        assert problem in str(error)
