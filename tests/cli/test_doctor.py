@@ -68,13 +68,13 @@ def test_programs_are_run_and_not_only_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    by_name = {check.name: check for check in doctor.look("measuring")}
+    by_name = {check.name: check for check in doctor.run_checks("measuring")}
     assert by_name["qemu"].ok is False
     assert by_name["qemu"].remedy == "install qemu-system-arm"
     broken = tmp_path / "qemu-system-arm"
     broken.write_text("#!/bin/false\n")
     broken.chmod(0o755)
-    by_name = {check.name: check for check in doctor.look("measuring")}
+    by_name = {check.name: check for check in doctor.run_checks("measuring")}
     assert by_name["qemu"].ok is False
     assert "qemu-system-arm" in by_name["qemu"].found
 
@@ -82,14 +82,14 @@ def test_programs_are_run_and_not_only_found(
 def test_a_working_program_reports_its_version() -> None:
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
-    by_name = {check.name: check for check in doctor.look("measuring")}
+    by_name = {check.name: check for check in doctor.run_checks("measuring")}
     assert by_name["git"].ok
     assert by_name["git"].found.startswith("git version")
 
 
 def test_counters_are_opened_and_closed() -> None:
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    by_name = {check.name: check for check in doctor.look("measuring")}
+    by_name = {check.name: check for check in doctor.run_checks("measuring")}
     for name in ("hardware counters", "software counters"):
         check = by_name[name]
         assert check.ok or "perf_event_open" in check.found
@@ -108,13 +108,13 @@ def test_extras_name_what_is_missing_and_how_to_get_it() -> None:
 
 
 def test_energy_is_never_guessed() -> None:
-    by_name = {check.name: check for check in doctor.look("measuring")}
+    by_name = {check.name: check for check in doctor.run_checks("measuring")}
     assert by_name["energy"].ok == any(Path("/sys/class/powercap").glob("*/energy_uj"))
 
 
 def test_a_missing_compiled_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     switch_library_off(monkeypatch)
-    by_name = {check.name: check for check in doctor.look("software")}
+    by_name = {check.name: check for check in doctor.run_checks("software")}
     assert by_name["compiled library"].ok is False
     assert "SLIPSTREAM_NATIVE" in by_name["compiled library"].found
 

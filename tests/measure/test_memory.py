@@ -30,7 +30,7 @@ def assert_close(found, megabytes):
 @linux
 @pytest.mark.parametrize("megabytes", [10, 50, 200])
 def test_the_peak_equals_the_allocation(megabytes):
-    assert_close(peak("workers:allocate", megabytes=megabytes).whole.increase, megabytes)
+    assert_close(peak("workers:allocate", megabytes=megabytes).process.increase, megabytes)
 
 
 @linux
@@ -39,7 +39,7 @@ def test_phases_have_separate_peaks_even_after_a_higher_one(first, second):
     found = peak("workers:allocate_in_phases", first=first, second=second)
     assert_close(found.phases["first"].increase, first)
     assert_close(found.phases["second"].increase, second)
-    assert_close(found.whole.increase, max(first, second))
+    assert_close(found.process.increase, max(first, second))
 
 
 @linux
@@ -69,7 +69,7 @@ def test_the_preparation_of_a_function_runs_before_it_in_its_process():
         "workers:sample", prepare="workers:setup", prepare_arguments={"work": 10},
         environment=HERE, timeout_s=600,
     )  # fmt: skip
-    assert found.whole.peak > 0
+    assert found.process.peak > 0
 
 
 def test_exceptions_of_the_function_are_raised():

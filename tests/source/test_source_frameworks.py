@@ -40,7 +40,7 @@ def edited(path: Path, text: str, techniques: str) -> str:
     for technique in techniques.split("+"):
         edit = change(path, text, technique).edit
         assert edit is not None
-        source = edit(locate(source, None)).settled()
+        source = edit(locate(source, None)).reparse()
     return source.text
 
 

@@ -37,7 +37,7 @@ def _edit(path: Path, techniques: str) -> None:
         change = technique.code(Workload.parse(f"{path}:make"))
         assert change is not None
         assert change.edit is not None
-        source = change.edit(locate(source, "make")).settled()
+        source = change.edit(locate(source, "make")).reparse()
     write(source)
 
 

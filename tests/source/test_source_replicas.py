@@ -93,7 +93,7 @@ def test_the_wrapper_is_found_if_the_optimizer_trains_its_module() -> None:
 )
 def test_uncertain_code_is_refused(old: str, new: str, message: str, line: int) -> None:
     with pytest.raises(EditLocationError, match=message) as error:
-        edited(SCRIPT.replace(old, new, 1)).settled()
+        edited(SCRIPT.replace(old, new, 1)).reparse()
     assert str(error.value.where) == f"train.py:{line}"
 
 

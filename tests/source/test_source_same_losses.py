@@ -44,7 +44,7 @@ def edited(path: Path, text: str, techniques: str, function: str = "") -> str:
         assert change is not None
         assert change.diff, change.note
         assert change.edit is not None
-        source = change.edit(locate(source, function or None)).settled()
+        source = change.edit(locate(source, function or None)).reparse()
     write(source)
     return change.note
 

@@ -128,10 +128,10 @@ def test_near_duplicates_equal_a_plain_count(tmp_path: Path, threshold: float) -
     target = tmp_path / "kept.jsonl"
     found = dedup(corpus, target, threshold=threshold, shingle=3)
     assert found.group.tolist() == group
-    assert 1 < found.kept.sum() < len(documents)
+    assert 1 < found.is_first.sum() < len(documents)
     lines = corpus.read_bytes().splitlines(keepends=True)
     assert target.read_bytes() == b"".join(
-        line for line, keep in zip(lines, found.kept, strict=True) if keep
+        line for line, keep in zip(lines, found.is_first, strict=True) if keep
     )
 
 
@@ -145,7 +145,7 @@ def test_eight_of_ten_reach_a_threshold_of_eight_tenths(tmp_path: Path) -> None:
 def test_many_equal_texts_are_one_row_not_a_square_of_pairs(tmp_path: Path) -> None:
     corpus = write(tmp_path / "c.jsonl", ["the same few words again"] * 3000 + ["another text"])
     found = dedup(corpus)
-    assert (found.identical, found.pairs, int(found.kept.sum())) == (2999, 0, 2)
+    assert (found.identical, found.pairs, int(found.is_first.sum())) == (2999, 0, 2)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def command(
         def settle(recorded: Graph) -> Graph:
             nonlocal graph
             now = time.monotonic()
-            graph = request.settled(
+            graph = request.with_page_faults(
                 recorded, report, launch_s=schedule.starting_s / 2,
                 until=now + FOR_LAUNCHES * (schedule.analysis - now),
             )  # fmt: skip

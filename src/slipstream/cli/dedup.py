@@ -47,7 +47,7 @@ def command(
         deduped = dedup(
             corpus, output, field=field, threshold=threshold, shingle=shingle, progress=report
         )
-    retained = int(deduped.kept.sum())
+    retained = int(deduped.is_first.sum())
     payload = {
         "corpus": str(corpus),
         "output": None if output is None else str(output),

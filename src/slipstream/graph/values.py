@@ -78,7 +78,7 @@ def stretches(order: NDArray[np.int64]) -> NDArray[np.int64] | list[slice]:
     ]
 
 
-def taken(column: NDArray[Any], order: NDArray[np.int64] | list[slice]) -> NDArray[Any]:
+def take_runs(column: NDArray[Any], order: NDArray[np.int64] | list[slice]) -> NDArray[Any]:
     """Return a copy of the elements of `column` at `order`, as `stretches` returns it."""
     if not isinstance(order, list):
         return column[order]
@@ -153,7 +153,7 @@ class Columns:
         """Return the rows at `order`, which may repeat."""
         runs = stretches(order)
         columns = self.columns().items()
-        return replace(self, **{name: taken(column, runs) for name, column in columns})
+        return replace(self, **{name: take_runs(column, runs) for name, column in columns})
 
     def joined(self, *others: Self) -> Self:
         """Return these rows followed by those of `others`."""

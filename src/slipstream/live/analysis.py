@@ -302,7 +302,7 @@ class Analyst:
     def _record(self, number: int, stages: Stages, cache: Cache | None) -> None:
         """Record the step with the current files, unless `cache` has a recording of it."""
         before, expected = self._latest, self._expectation()
-        self._texts.look()
+        self._texts.read_all()
         cached = cache.of_texts_now() if cache is not None else None
         if cached is not None:
             files, analysis = cached

@@ -81,7 +81,7 @@ def with_technique(text: str, workload: Workload, name: str) -> Edited:
     return Edited(text, source.text, name, note)
 
 
-def look(target: str) -> dict[str, Any]:
+def inspect_target(target: str) -> dict[str, Any]:
     """Return the file's ``digest``, and ``value`` and ``line`` of the batch size or ``reason``.
 
     Fast enough to run in the server process.
@@ -159,7 +159,7 @@ def _with_techniques(
         if code is None or code.edit is None or (saved and not code.diff):
             reason = code.note if code is not None and code.note else "it has no source edit"
             raise WorkloadError(f"{part}: {reason}", where=str(workload.path))
-        source = code.edit(locate(source, workload.function, workload.lines)).settled()
+        source = code.edit(locate(source, workload.function, workload.lines)).reparse()
         notes.append(code.note)
     return source, "\n".join(filter(None, notes))
 

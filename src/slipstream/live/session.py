@@ -13,7 +13,7 @@ from slipstream.child import is_user_file
 from slipstream.cluster import Cluster, presets
 from slipstream.errors import SlipstreamError, UsageError, WorkloadError
 from slipstream.live.analysis import Analysis, Analyst
-from slipstream.live.edits import look
+from slipstream.live.edits import inspect_target
 from slipstream.live.states import FAILED
 from slipstream.live.stops import Pace, stop_at, stops
 from slipstream.live.texts import sha256
@@ -249,7 +249,7 @@ class Session:
             return {"reason": "--set batch_size sets it for this session", "digest": digest}
         if self._place is None or self._place[0] != digest:
             try:
-                self._place = digest, look(self._target)
+                self._place = digest, inspect_target(self._target)
             except SlipstreamError as error:
                 return {"reason": error.what, "digest": digest}
         return self._place[1]

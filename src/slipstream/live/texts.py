@@ -40,7 +40,7 @@ class Texts:
         lines = "\n".join(f"{path}\0{digest}" for path, digest in sorted(self.seen.items()))
         return sha256(lines.encode())
 
-    def look(self) -> None:
+    def read_all(self) -> None:
         """Read all files."""
         self.seen, self.read = _digests(self.files), _read(self.files)
 

@@ -50,7 +50,7 @@ class Peak:
 class PeakMemory:
     """Peaks of a call and its phases; `unreadable` is the reason for missing phases, or empty."""
 
-    whole: Peak
+    process: Peak
     phases: Mapping[str, Peak]
     unreadable: str = ""
 

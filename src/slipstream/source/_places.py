@@ -55,7 +55,7 @@ def locate(source: Source, function: str | None, lines: range = range(0)) -> Pla
         function: the workload's function, or None for a plain script.
         lines: if a single optimizer of a script steps on them, only its loop is edited.
     """
-    places = Places(source.settled(), function)
+    places = Places(source.reparse(), function)
     return replace(places, only=places.stepping_on(lines)) if lines else places
 
 
@@ -73,7 +73,7 @@ class Places:
 
     def on(self, source: Source) -> Places:
         """Return the same places in the edited text."""
-        return replace(self, source=source.settled())
+        return replace(self, source=source.reparse())
 
     def stepping_on(self, lines: range) -> int | None:
         """Return the index of the only optimizer that steps on `lines`; None without one."""
@@ -388,7 +388,7 @@ class Places:
             keywords: additional arguments of each call, as source text.
 
         Raises:
-            EditLocationError: the model's code does not build `old`; or passes the class on, so that
+            EditLocationError: the model's code does not build `old`, or passes the class on so that
                 `keywords` cannot be added to its calls.
             AlreadyAppliedError: the model's code builds `new`, and no `old`.
         """

@@ -37,7 +37,7 @@ class Source:
     """A Python file on disk and its pending edits; immutable.
 
     Every edit returns a new `Source` and takes nodes of `tree`, which remains that of the unedited
-    text, so that edits may be chained while they do not overlap. `settled` starts again from the
+    text, so that edits may be chained while they do not overlap. `reparse` starts again from the
     edited text.
 
     Attributes:
@@ -168,7 +168,7 @@ class Source:
         """Whether `content` differs from `original`."""
         return self.content != self.original
 
-    def settled(self) -> Source:
+    def reparse(self) -> Source:
         """Return the file with the edits made: `tree` is that of the edited text."""
         return Source(self.path, self.original, self.encoding, self.text) if self._edits else self
 

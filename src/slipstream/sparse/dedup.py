@@ -93,7 +93,7 @@ class DedupResult:
     wordless: int = 0
 
     @property
-    def kept(self) -> npt.NDArray[np.bool_]:
+    def is_first(self) -> npt.NDArray[np.bool_]:
         """Whether each document is the first of its group, bool [documents]."""
         first: npt.NDArray[np.bool_] = self.group == np.arange(self.documents)
         return first
@@ -147,7 +147,7 @@ def dedup(
     deduplicated = _grouped(as_sets(sets), float(threshold), limits.block_bytes, progress)
     if output is not None:
         progress("writing the documents that are kept")
-        _write(path, Path(output), deduplicated.kept)
+        _write(path, Path(output), deduplicated.is_first)
     return deduplicated
 
 

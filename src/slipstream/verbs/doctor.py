@@ -51,7 +51,7 @@ _TITLES = {
 }
 
 
-class Answer(NamedTuple):
+class ProbeResult(NamedTuple):
     """Outcome of a probe; see `Check`."""
 
     ok: bool | None
@@ -121,12 +121,12 @@ def examine(store: Path | None, report: Callable[[str], None] = lambda line: Non
     # The GPU check uses the torch that "software" imported.
     for group in ("software", "machine", "extras", "measuring"):
         report(group)
-        checks[group] = look(group)
+        checks[group] = run_checks(group)
     checks["store"] = [check_store(store)]
     return Checks(tuple(check for group in _TITLES for check in checks[group]))
 
 
-def look(group: str) -> list[Check]:
+def run_checks(group: str) -> list[Check]:
     """Run the checks of a group other than the store."""
     if group == "extras":
         return _extras()
@@ -142,13 +142,13 @@ def check_store(path: Path | None) -> Check:
     return Check("store", "results", answer.ok, answer.found, remedy=answer.remedy)
 
 
-def _tried(probe: Callable[[], Answer]) -> Answer:
+def _tried(probe: Callable[[], ProbeResult]) -> ProbeResult:
     try:
         return probe()
     except ImportError as error:
-        return Answer(False, f"cannot be checked: {error}")
+        return ProbeResult(False, f"cannot be checked: {error}")
     except SlipstreamError as error:
-        return Answer(False, error.what, error.remedy or "")
+        return ProbeResult(False, error.what, error.remedy or "")
 
 
 def _facts() -> list[Check]:
@@ -201,73 +201,79 @@ def check_extra(extra: str, required: Sequence[str]) -> Check:
     return Check("extras", extra, not missing, text, _UNLOCKS.get(extra, ""), remedy)
 
 
-def _store(path: Path | None) -> Answer:
+def _store(path: Path | None) -> ProbeResult:
     from slipstream.measure.store import Store, default_path
 
     place = default_path() if path is None else path
     if not place.exists():
         folder = next((p for p in place.absolute().parents if p.exists()), Path("/"))
         if os.access(folder, os.W_OK):
-            return Answer(True, f"{place} (created at the first measurement)")
-        return Answer(False, f"{place} cannot be created", "set SLIPSTREAM_STORE")
+            return ProbeResult(True, f"{place} (created at the first measurement)")
+        return ProbeResult(False, f"{place} cannot be created", "set SLIPSTREAM_STORE")
     try:
         with Store(place, read_only=True) as opened:
             count = len(opened.list())
     except SlipstreamError as error:
-        return Answer(False, f"{place}: {error.what}", error.remedy or "")
+        return ProbeResult(False, f"{place}: {error.what}", error.remedy or "")
     if not os.access(place, os.W_OK):
-        return Answer(False, f"{place}: {count} experiments, read-only", "set SLIPSTREAM_STORE")
+        return ProbeResult(
+            False, f"{place}: {count} experiments, read-only", "set SLIPSTREAM_STORE"
+        )
     size_kib = place.stat().st_size // 1024
-    return Answer(True, f"{place}: {count} experiments, {size_kib} KiB")
+    return ProbeResult(True, f"{place}: {count} experiments, {size_kib} KiB")
 
 
-def _instruction_sets() -> Answer:
+def _instruction_sets() -> ProbeResult:
     from slipstream.native import InstructionSet, cpu_features
 
     features = cpu_features()
     levels = ", ".join(level.value for level in InstructionSet if features.runs(level))
-    return Answer(None, f"{levels} (by {features.source}); kernels use {features.best.value}")
+    return ProbeResult(None, f"{levels} (by {features.source}); kernels use {features.best.value}")
 
 
-def _lowbit_kernels() -> Answer:
+def _lowbit_kernels() -> ProbeResult:
     from slipstream.techniques.lowbit.dispatch import table
 
-    return Answer(None, "many rows: " + "; ".join(f"{pair}: {kernel}" for pair, kernel in table()))
+    return ProbeResult(
+        None, "many rows: " + "; ".join(f"{pair}: {kernel}" for pair, kernel in table())
+    )
 
 
-def _timer() -> Answer:
+def _timer() -> ProbeResult:
     steps = []
     for _ in range(200):
         before = time.perf_counter_ns()
         while (after := time.perf_counter_ns()) == before:
             pass
         steps.append(after - before)
-    return Answer(None, f"resolution {min(steps)} ns, over 200 readings")
+    return ProbeResult(None, f"resolution {min(steps)} ns, over 200 readings")
 
 
-def _torch() -> Answer:
+def _torch() -> ProbeResult:
     try:
         import torch
     except Exception as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        return Answer(False, first, "pip install torch")
+        return ProbeResult(False, first, "pip install torch")
     level = torch.backends.cpu.get_cpu_capability()
-    return Answer(True, f"{torch.__version__}, {torch.get_num_threads()} threads, {level}")
+    return ProbeResult(True, f"{torch.__version__}, {torch.get_num_threads()} threads, {level}")
 
 
-def _native() -> Answer:
+def _native() -> ProbeResult:
     from slipstream.native.loader import why_no_library
 
     why = why_no_library()
     return (
-        Answer(True, "loaded") if why is None else Answer(False, why, "reinstall with a compiler")
+        ProbeResult(True, "loaded")
+        if why is None
+        else ProbeResult(False, why, "reinstall with a compiler")
     )
 
 
-def _counters(kind: int, config: int) -> Answer:
+def _counters(kind: int, config: int) -> ProbeResult:
     number = _SYSCALL_PERF_EVENT_OPEN.get(platform.machine())
     if sys.platform != "linux" or number is None:
-        return Answer(False, "no perf_event_open on this system")
+        return ProbeResult(False, "no perf_event_open on this system")
     import ctypes
     import struct
 
@@ -279,80 +285,82 @@ def _counters(kind: int, config: int) -> Answer:
     fd = libc.syscall(number, attributes.ljust(size, b"\0"), 0, -1, -1, 0)
     if fd >= 0:
         os.close(fd)
-        return Answer(True, "perf_event_open answers")
+        return ProbeResult(True, "perf_event_open answers")
     code = ctypes.get_errno()
     reason = f"perf_event_open: {errno.errorcode.get(code, code)} ({os.strerror(code)})"
     denied = code in (errno.EACCES, errno.EPERM)
-    return Answer(False, reason, "sysctl kernel.perf_event_paranoid=1" if denied else "")
+    return ProbeResult(False, reason, "sysctl kernel.perf_event_paranoid=1" if denied else "")
 
 
-def _energy() -> Answer:
+def _energy() -> ProbeResult:
     meters = sorted(Path("/sys/class/powercap").glob("*/energy_uj"))
     if not meters:
-        return Answer(False, "no powercap meter; reported as none")
+        return ProbeResult(False, "no powercap meter; reported as none")
     try:
         meters[0].read_text()
     except OSError as error:
-        return Answer(False, f"{len(meters)} meters, {error.strerror}", "run as root")
-    return Answer(True, f"{len(meters)} powercap meters")
+        return ProbeResult(False, f"{len(meters)} meters, {error.strerror}", "run as root")
+    return ProbeResult(True, f"{len(meters)} powercap meters")
 
 
-def _frequency() -> Answer:
+def _frequency() -> ProbeResult:
     path = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
     try:
-        return Answer(True, Path(path).read_text().strip().splitlines()[0])
+        return ProbeResult(True, Path(path).read_text().strip().splitlines()[0])
     except (OSError, IndexError):
-        return Answer(False, f"{path} cannot be read")
+        return ProbeResult(False, f"{path} cannot be read")
 
 
-def pressure(path: Path = Path("/proc/pressure/cpu")) -> Answer:
+def pressure(path: Path = Path("/proc/pressure/cpu")) -> ProbeResult:
     """Report how long tasks recently waited for a CPU, by the kernel's pressure metric."""
     try:
         # "some avg10=98.54 avg60=...": percent of the last ten seconds.
         waited = float(path.read_text().split()[1].removeprefix("avg10="))
     except (OSError, IndexError, ValueError):
-        return Answer(False, f"{path} cannot be read")
+        return ProbeResult(False, f"{path} cannot be read")
     busy = "; busy: measurements will have wide intervals" if waited > _BUSY_PERCENT else ""
-    return Answer(True, f"tasks waited for a CPU {waited:.0f} % of the last 10 s{busy}")
+    return ProbeResult(True, f"tasks waited for a CPU {waited:.0f} % of the last 10 s{busy}")
 
 
-def _peak_memory() -> Answer:
+def _peak_memory() -> ProbeResult:
     try:
         # Resets only this process's high-water mark, which nothing else reads.
         Path("/proc/self/clear_refs").write_text("5")
     except OSError as error:
-        return Answer(False, f"the peak cannot be reset: {error.strerror}")
-    return Answer(True, "the high-water mark can be reset")
+        return ProbeResult(False, f"the peak cannot be reset: {error.strerror}")
+    return ProbeResult(True, "the high-water mark can be reset")
 
 
-def _namespace() -> Answer:
+def _namespace() -> ProbeResult:
     return _in_namespace(_PAIR, "a pair of interfaces can be made")
 
 
-def _slow_links() -> Answer:
+def _slow_links() -> ProbeResult:
     answer = _in_namespace(f"{_PAIR} && {_DELAY}", "netem delays packets")
     if not answer.ok and _namespace().ok:
         return answer._replace(remedy="a kernel with the module sch_netem")
     return answer
 
 
-def _in_namespace(commands: str, works: str) -> Answer:
+def _in_namespace(commands: str, works: str) -> ProbeResult:
     """Run `commands` in a temporary namespace; report `works` or their first complaint."""
     missing = [program for program in ("unshare", "ip", "tc") if shutil.which(program) is None]
     if missing:
-        return Answer(False, f"missing: {', '.join(missing)}", "install iproute2 and util-linux")
+        return ProbeResult(
+            False, f"missing: {', '.join(missing)}", "install iproute2 and util-linux"
+        )
     enter = ("unshare", "--net", "--map-root-user", "sh", "-c")
     done = answer_of(*enter, commands, timeout_s=_TIMEOUT_S)
     if done is not None and done.returncode == 0:
-        return Answer(True, works)
+        return ProbeResult(True, works)
     remedy = "" if os.geteuid() == 0 else "run as root"
     if done is None:
-        return Answer(False, "no answer", remedy)
+        return ProbeResult(False, "no answer", remedy)
     complaints = done.stderr.decode(errors="replace").strip().splitlines()
-    return Answer(False, (complaints or ["failed without a message"])[0], remedy)
+    return ProbeResult(False, (complaints or ["failed without a message"])[0], remedy)
 
 
-def _gpu() -> Answer:
+def _gpu() -> ProbeResult:
     names = None
     if (program := shutil.which("nvidia-smi")) is not None:
         query = (program, "--query-gpu=name", "--format=csv,noheader")
@@ -362,14 +370,14 @@ def _gpu() -> Answer:
     torch = sys.modules.get("torch")
     usable = torch is not None and torch.cuda.is_available()
     if not names:
-        return Answer(False, "none found (nvidia-smi lists none)")
+        return ProbeResult(False, "none found (nvidia-smi lists none)")
     if usable:
-        return Answer(True, ", ".join(names))
+        return ProbeResult(True, ", ".join(names))
     reason = ", ".join(names) + "; this torch cannot use it"
-    return Answer(False, reason, "install a torch built for CUDA")
+    return ProbeResult(False, reason, "install a torch built for CUDA")
 
 
-def _program(package: str, *programs: str) -> Answer:
+def _program(package: str, *programs: str) -> ProbeResult:
     """Report the version of the first of `programs` on the path (default: named as the package)."""
     for program in programs or (package,):
         if (path := shutil.which(program)) is None:
@@ -377,13 +385,15 @@ def _program(package: str, *programs: str) -> Answer:
         done = answer_of(path, "--version", timeout_s=_TIMEOUT_S)
         if done is not None and done.returncode == 0:
             version = (done.stdout.decode(errors="replace").strip().splitlines() or ["answers"])[0]
-            return Answer(True, version)
-        return Answer(False, f"{program} is installed but does not run", f"reinstall {package}")
-    return Answer(False, "not on the path", f"install {package}")
+            return ProbeResult(True, version)
+        return ProbeResult(
+            False, f"{program} is installed but does not run", f"reinstall {package}"
+        )
+    return ProbeResult(False, "not on the path", f"install {package}")
 
 
 # By group: name, use, probe.
-_PROBES: dict[str, list[tuple[str, str, Callable[[], Answer]]]] = {
+_PROBES: dict[str, list[tuple[str, str, Callable[[], ProbeResult]]]] = {
     "machine": [
         ("instruction sets", "", _instruction_sets),
         ("low-bit matmuls", "", _lowbit_kernels),
@@ -392,7 +402,7 @@ _PROBES: dict[str, list[tuple[str, str, Callable[[], Answer]]]] = {
     "software": [
         (
             "Python", "",
-            lambda: Answer(sys.version_info >= (3, 11), platform.python_version()),
+            lambda: ProbeResult(sys.version_info >= (3, 11), platform.python_version()),
         ),
         ("torch", "", _torch),
         (

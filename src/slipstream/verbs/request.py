@@ -124,7 +124,7 @@ class Request:
             warn: called with doubts about a recording, see `load_recording`; before a new
                 recording, with how busy the machine is.
             briefly: whether the user waits: fewer steps of a slow workload are recorded, and
-                other launches are not watched until `settled`.
+                other launches are not watched until `with_page_faults`.
         """
         from slipstream.verbs.profiling import profile
 
@@ -138,7 +138,7 @@ class Request:
             needs=needs, report=report, **brief,
         )  # fmt: skip
 
-    def settled(
+    def with_page_faults(
         self,
         graph: Graph,
         report: Callable[[str], None] = lambda line: None,
