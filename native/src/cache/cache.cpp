@@ -73,14 +73,9 @@ class Auto : public Policy {
       if (shadows_[n].hits > shadows_[better].hits) better = n;
     }
     // A change replaces contents: it must have gained half a cache of hits to be worth it.
-    const double cost = 0.5 * static_cast<double>(by_bytes_ ? used_ : count_);
-    const bool young = clock_ < 1000;
-    // The learned policy gains from contexts, and S3-FIFO does not store large objects.
-    if (young && (now.context > 0 || now.size > capacity_ / 20)) follow(kLearnedShadow);
-    if (!young && shadows_[better].hits - shadows_[best_].hits > cost) follow(better);
-  }
-  void follow(size_t better) {
-    if (best_ == better) return;
+    const double cost = by_bytes_ ? 0.5 * static_cast<double>(used_)
+                                  : std::max(20.0, 0.5 * static_cast<double>(count_));
+    if (shadows_[better].hits - shadows_[best_].hits <= cost) return;
     best_ = better;
     for (size_t id = 0; id < cached_.size(); ++id) {
       if (cached_[id] && !shadows_[best_].policy->contains(static_cast<int32_t>(id))) {
@@ -97,8 +92,7 @@ class Auto : public Policy {
   const bool by_bytes_;
   std::vector<Shadow> shadows_;
   Learned *learned_;
-  static constexpr size_t kS3FifoShadow = 1, kLearnedShadow = 4;
-  size_t best_ = kS3FifoShadow;
+  size_t best_ = 4;  // learned
   std::vector<uint8_t> stale_;
   std::vector<int64_t> first_size_;
   std::deque<int32_t> queue_;

@@ -228,7 +228,7 @@ for name in ("a", "b", "a"):
     open(name + ".bin", "rb").read()
 with open("out\\n.bin", "wb") as file:
     file.write(b"x")
-os.remove("out\\n.bin")
+os.remove("gone.bin")
 if os.fork() == 0:
     open("b.bin", "rb").read()
     os._exit(0)
@@ -241,7 +241,7 @@ def test_recording_follows_forks_and_keeps_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, size in (("a", 3), ("b", 5)):
+    for name, size in (("a", 3), ("b", 5), ("gone", 7)):
         Path(f"{name}.bin").write_bytes(bytes(size))
     write(Path("program.txt"), PROGRAM)
     trace, status = record_trace([sys.executable, "program.txt", "3"])
@@ -250,7 +250,7 @@ def test_recording_follows_forks_and_keeps_the_status(
     seen = [each for each in zip(names, ops, trace.sizes.tolist(), strict=True) if "bin" in each[0]]
     assert seen == [
         ("a.bin", "read", 3), ("b.bin", "read", 5), ("a.bin", "read", 3),
-        ("out\n.bin", "create", 0), ("out\n.bin", "delete", 0), ("b.bin", "read", 5),
+        ("out\n.bin", "create", 1), ("gone.bin", "delete", 0), ("b.bin", "read", 5),
     ]  # fmt: skip
     assert status == 3
     assert trace.notes == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ BLIND_SPOTS = (
     "not recorded: files opened by C or C++ code (h5py, pyarrow, torch.jit.load), by programs that "
     "are not Python, and repeated reads of a file that stays open"
 )
+_OPS = {"R": "read", "C": "create", "D": "delete"}
 _ESCAPES = {r"\\": "\\", r"\n": "\n", r"\t": "\t"}
 
 
@@ -23,7 +25,8 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
     """Run a command; return a trace of the files it opened, and its exit status.
 
     Every opening for reading is a read of the whole file; see `BLIND_SPOTS`. The context has the
-    command line of the process. Events that could not be recorded are counted in the notes.
+    command line of the process. Files that are gone after the run are omitted, but for their
+    deletion. Events that could not be recorded are counted in the notes.
 
     Raises:
         UsageError: the command does not exist.
@@ -41,10 +44,7 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
                 f"'{command[0]}' cannot be run: {error.strerror}",
                 remedy="slipstream storage record -o run.npz -- python train.py",
             ) from error
-        lines = log.read_bytes().decode("utf-8", "surrogateescape").split("\n") if (
-            log.exists()
-        ) else []  # fmt: skip
-    trace = _trace(lines)
+        trace = _trace(sorted(folder.glob("opened.*")))
     if not len(trace):
         raise SlipstreamError(
             f"'{' '.join(command)}' opened no data files in a Python process",
@@ -53,26 +53,43 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
     return trace, status
 
 
-def _trace(lines: Sequence[str]) -> AccessTrace:
-    processes: dict[str, str] = {}
-    events: list[tuple[int, str, int, str, str]] = []
-    lost = 0
-    for line in lines:
-        kind, *fields = line.split("\t")
-        if kind == "P" and len(fields) == 2:
-            processes[fields[0]] = _plain(fields[1])
-        elif kind in OPS and len(fields) == 4:
-            pid, time, size, path = fields
-            events.append((int(time), kind, int(size), _plain(path), pid))
-        elif line:
-            lost += 1
+def _trace(files: Sequence[Path]) -> AccessTrace:
+    """Return the trace in the logs of the hook; sizes are those after the run."""
+    events: list[tuple[int, int, str, str]] = []
+    sizes: dict[str, int] = {}
+    lost, process = 0, ""
+    for file in files:
+        content = file.read_bytes().rstrip(b"\0").decode("utf-8", "surrogateescape")
+        for line in content.split("\n"):
+            kind, _, rest = line.partition("\t")
+            time, _, path = rest.partition("\t")
+            if kind == "P":
+                process = _plain(rest)
+            elif kind in _OPS and time.isdecimal():
+                path = _plain(path)
+                if path not in sizes:
+                    sizes[path] = _size_of(path)
+                # Python also opens folders, pipes and files that do not exist.
+                if sizes[path] >= 0 or kind == "D":
+                    events.append((int(time), OPS.index(_OPS[kind]), path, process))
+            elif line:
+                lost += 1
     events.sort(key=lambda event: event[0])
+    times, ops, paths, processes = zip(*events, strict=True) if events else ((), (), (), ())
     return AccessTrace.of(
-        [path for _, _, _, path, _ in events], [size for _, _, size, _, _ in events],
-        time_ns=[time for time, *_ in events], ops=[OPS.index(op) for _, op, *_ in events],
-        contexts=[{"process": processes.get(pid, "")} for *_, pid in events],
+        paths, [max(sizes[path], 0) for path in paths], time_ns=times, ops=ops,
+        contexts=[{"process": text} for text in processes],
         notes={"lost events": lost} if lost else {},
     )  # fmt: skip
+
+
+def _size_of(path: str) -> int:
+    """Return the size of a regular file; -1 if it is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def _plain(text: str) -> str:

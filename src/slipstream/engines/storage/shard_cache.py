@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 from urllib.parse import quote, unquote
 
 from slipstream.engines.storage.policies import CachePolicy
@@ -120,7 +121,7 @@ class ShardCache:
             SlipstreamError: the origin fails, or this is another process than the one that
                 created the cache.
         """
-        if os.getpid() != self._pid:
+        if not self.is_usable():
             raise SlipstreamError(
                 "a ShardCache was used in another process than the one that created it",
                 remedy="use DataLoader(num_workers=0), or create a ShardCache with its own folder "
@@ -144,9 +145,23 @@ class ShardCache:
             self._update(name, content, {**self._context, **(context or {})})
         return content
 
-    def open(self, name: str) -> io.BytesIO:
-        """Return a file object over `read`, for decoders."""
-        return io.BytesIO(self.read(name))
+    def open(self, name: str) -> BinaryIO:
+        """Return a file with the bytes that `read` returns; it stays readable when evicted."""
+        content = self.read(name)
+        try:
+            if name in self._stored:
+                return self._path(name).open("rb")
+            # A real file, since some decoders need its number.
+            file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            file.write(content)
+            file.seek(0)
+        except OSError:
+            return io.BytesIO(content)
+        return file
+
+    def is_usable(self) -> bool:
+        """Whether this is the process that created the cache."""
+        return os.getpid() == self._pid
 
     def _update(self, name: str, content: bytes, context: Mapping[str, str]) -> None:
         """Let the policy see a read, and make the folder what it decides."""

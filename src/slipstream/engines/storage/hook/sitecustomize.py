@@ -1,61 +1,76 @@
 """Record the files that a Python program opens; imported at its start (see `recording`).
 
-It appends one line per event, with one write each, so that several processes can share the file and
-a killed one loses nothing. Uses the standard library only.
+Each process writes lines to shared memory maps of files of its own, without a system call per line,
+and a killed process loses nothing. Uses the standard library only.
 """
 
 import importlib
+import mmap
 import os
-import stat
 import sys
 import time
 
 _OUTPUT = os.environ.get("SLIPSTREAM_STORAGE_RECORD", "")
 _CODE = (".py", ".pyc", ".so", ".pth")
+_CHUNK = 1 << 20
+_WRITES = os.O_WRONLY | os.O_RDWR
+
+
+class _Log:
+    """Lines of one process, in files of `_CHUNK` bytes that are filled from the start."""
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        self.start()
+
+    def start(self) -> None:
+        """Begin the files of a new process."""
+        self.name = f"{_OUTPUT}.{os.getpid()}-{time.time_ns()}"
+        self.extend()
+        self.write(f"P\t{_escaped(' '.join(sys.orig_argv[:8]))}\n")
+
+    def extend(self) -> None:
+        file = os.open(f"{self.name}.{self.chunks:06d}", os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(file, _CHUNK)
+        self.map, self.at = mmap.mmap(file, _CHUNK), 0
+        os.close(file)
+        self.chunks += 1
+
+    def write(self, line: str) -> None:
+        data = line.encode("utf-8", "surrogateescape")
+        end = self.at + len(data)
+        if end > _CHUNK:
+            self.extend()
+            end = len(data)
+        self.map[self.at : end] = data
+        self.at = end
 
 
 def _start() -> None:
-    file = os.open(_OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    log = _Log()
     skipped = (sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/", _OUTPUT)
-    write, now, status, folder = os.write, time.time_ns, os.stat, os.getcwd()
-
-    def describe() -> None:
-        words = " ".join(sys.orig_argv[:8])
-        write(file, f"P\t{os.getpid()}\t{_escaped(words)}\n".encode("utf-8", "surrogateescape"))
-
-    def note(op: str, path: str, size: int) -> None:
-        line = f"{op}\t{os.getpid()}\t{now()}\t{size}\t{_escaped(path)}\n"
-        write(file, line.encode("utf-8", "surrogateescape"))
+    now, folder = time.time_ns, os.getcwd() + "/"
 
     def hook(event: str, args: tuple[object, ...]) -> None:
-        if event not in ("open", "os.remove"):
+        if event != "open" and event != "os.remove":
+            return
+        path = args[0]
+        if isinstance(path, int):
             return
         try:
-            path = args[0]
-            if isinstance(path, int):
-                return
-            text = os.fsdecode(path)  # type: ignore[arg-type]
-            if not text.startswith("/"):
-                text = os.path.join(folder, text)
+            text = path if isinstance(path, str) else os.fsdecode(path)  # type: ignore[arg-type]
+            if text[:1] != "/":
+                text = folder + text
             if text.startswith(skipped) or text.endswith(_CODE):
                 return
-            if event == "os.remove":
-                note("delete", text, 0)
-                return
-            flags = args[2]
-            if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
-                note("create", text, 0)
-                return
-            found = status(text)
-            if stat.S_ISREG(found.st_mode):
-                note("read", text, found.st_size)
-        except FileNotFoundError:
-            return
+            if "\n" in text or "\t" in text or "\\" in text:
+                text = _escaped(text)
+            op = "D" if event != "open" else "C" if args[2] & _WRITES else "R"  # type: ignore[operator]
+            log.write(f"{op}\t{now()}\t{text}\n")
         except Exception:
-            write(file, b"L\n")
+            log.write("L\n")
 
-    describe()
-    os.register_at_fork(after_in_child=describe)
+    os.register_at_fork(after_in_child=log.start)
     sys.addaudithook(hook)
 
 
