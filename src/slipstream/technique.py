@@ -171,6 +171,7 @@ class Context:
 Clock = Literal["cpu", "wall"]
 Replicas = Literal["none", "makes", "uses"]
 Hook = Literal["none", "provides", "occupies"]
+Axis = Literal["data", "stage"]
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,8 @@ class Traits:
             not recorded for a step on a device or on several threads.
         replicas: ``makes`` for a technique that runs the step in several processes, as many as its
             setting `workers`; ``uses`` for one that changes what such processes exchange.
+        axis: what the processes of a technique that makes replicas divide: ``data``, so that each
+            has the whole model, or ``stage``, so that each has some of its layers.
         hook: the communication hook of DistributedDataParallel: ``provides`` if the technique wraps
             the model in it, ``occupies`` if it registers the hook.
         compresses: whether it sends gradients of replicas in fewer bytes.
@@ -205,6 +208,7 @@ class Traits:
     kernels_only: bool = False
     replicas: Replicas = "none"
     hook: Hook = "none"
+    axis: Axis = "data"
     compresses: bool = False
     edits_script: bool = False
 
@@ -213,6 +217,7 @@ class Traits:
             ("clock", self.clock, Clock),
             ("replicas", self.replicas, Replicas),
             ("hook", self.hook, Hook),
+            ("axis", self.axis, Axis),
         ):
             if value not in typing.get_args(kind):
                 raise InvalidArgumentError(

@@ -14,7 +14,7 @@ from slipstream.measure.comparison import Comparison
 from slipstream.measure.records import Experiment, Phase
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_duration, format_speedup, inverse_interval
-from slipstream.verbs.proving.ranks import SENT, STEP, ranks_of
+from slipstream.verbs.proving.ranks import SENT, STEP, are_replicas, ranks_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class RanksSide:
     Attributes:
         step_ns, predicted_step_ns: of a step of all ranks together.
         sent_bytes, predicted_sent_bytes: by a rank per step.
-        replicas: the outcome of comparing them after every turn.
+        replicas: the outcome of comparing them after every turn; ``stages`` if ranks have different
+            layers.
         loss_after: number of steps from the same seeds; None if the loss was not checked.
         loss, loss_as_it_is: mean over the seeds after these steps, of the ranks and the baseline.
         against: the first side, the reference of `speedup`; None for the first side.
@@ -79,7 +80,7 @@ def ranks_sides(comparison: Comparison, workers: Mapping[str, int]) -> list[Rank
                 detail.get("step_ns"),
                 statistics.median(sent.values.tolist()),
                 detail.get("sent_bytes"),
-                "equal to the bit",
+                "equal to the bit" if are_replicas(technique.parse(name)) else "stages",
                 None if check is None else check.steps,
                 None if check is None else _mean(check.candidate),
                 None if check is None else _mean(check.baseline),
