@@ -25,6 +25,14 @@ def command(
     rate: options.Rate = None,
     cluster: options.OnCluster = None,
     cluster_sizes: options.ClusterSizes = None,
+    hw: Annotated[
+        str | None,
+        typer.Option(
+            "--hw",
+            metavar="FILE.toml",
+            help="Accelerator that skips zeros: a TOML description, or tensordash.",
+        ),
+    ] = None,
     timeline: Annotated[
         Path | None,
         typer.Option(
@@ -50,6 +58,11 @@ def command(
     With --rate, a step answers one query of a server; its latency in the queue is predicted:
 
         slipstream predict serve.py:make -t lowbit:w8a8 --rate 40/s --goal 'p99<20ms'
+
+    With --hw, the step is simulated on an accelerator, from masks of zeros that
+    `slipstream profile --record sparsity` records:
+
+        slipstream predict run.slipgraph --hw tensordash
     """
     from slipstream.mlperf.serving.threads import thread_costs
     from slipstream.verbs.goals import met_note, parse_goals, parse_rate
@@ -59,6 +72,9 @@ def command(
     from slipstream.verbs.serving import need_inference, predict_serving, serving_table
     from slipstream.verbs.sharing import shared_table
 
+    if hw is not None:
+        _on_accelerator(request, hw, technique or (), as_json=as_json)
+        return
     if not technique:
         raise UsageError(
             "--technique is missing",
@@ -99,6 +115,27 @@ def command(
         for p, row in zip(predictions, payload, strict=True):
             row["serving"] = by_name.get(p.technique)
     emit(tables, payload, as_json=as_json)
+
+
+def _on_accelerator(
+    request: options.Request, hw: str, techniques: Sequence[str], *, as_json: bool
+) -> None:
+    """Print the step, as recorded and with each technique, on an accelerator."""
+    from slipstream.hardware import Accelerator
+    from slipstream.verbs.devices.accelerators import accelerator_table, predict_accelerator
+    from slipstream.verbs.predicting import predict
+
+    chip = Accelerator.load(hw)
+    with progress(f"simulating {chip.name}") as report:
+        graph = request.graph(report, {"sparsity"} | options.needs_of(techniques), note)
+        found = [predict_accelerator(graph, chip)]
+        for prediction in predict(graph, techniques, report=report) if techniques else ():
+            if prediction.graph is None:
+                note(f"{prediction.technique}: {prediction.why_not}")
+                continue
+            found.append(predict_accelerator(prediction.graph, chip, name=prediction.technique))
+    tables = [found[0].layer_table(), found[0].sensitivity_table(), accelerator_table(found)]
+    emit(tables, [step.to_json() for step in found], as_json=as_json)
 
 
 def _write_timelines(predictions: Sequence[Prediction], path: Path) -> None:

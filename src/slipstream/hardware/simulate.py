@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from slipstream.hardware.accelerator import Accelerator
 from slipstream.hardware.kernels import stream_cycles
 from slipstream.hardware.layers import OPERANDS, LayerShape, Operand, Pass, streams
-from slipstream.hardware.mapping import Chips, Cost, cost, jobs, makespan
+from slipstream.hardware.mapping import Chips, Cost, cost, makespan
 
 Masks = Mapping[Operand, NDArray[np.bool_]]
 """Whether each value of an operand is nonzero, bool, see `LayerShape.shapes`."""
@@ -30,9 +30,9 @@ class PassCost:
         structural_cycles: if only zeros that the layer's shape inserts were skipped.
         cycles: with the accelerator's front end.
         ideal_cycles: if each stream's nonzeros filled the lanes.
-        time_ns: the slower of computation and DRAM.
-        compute_pj, memory_pj: energy of the lanes, and of the memories.
-        dense_ns, dense_compute_pj, dense_memory_pj: the same with every pair taken.
+        cost: what the pass takes with the accelerator's front end.
+        dense: what it takes if only zeros that the layer's shape inserts were skipped.
+        time_ns, dense_ns: the slower of computation and DRAM, of both.
     """
 
     which: Pass
@@ -42,12 +42,10 @@ class PassCost:
     structural_cycles: int
     cycles: int
     ideal_cycles: int
+    cost: Cost
+    dense: Cost
     time_ns: float
-    compute_pj: float
-    memory_pj: float
     dense_ns: float
-    dense_compute_pj: float
-    dense_memory_pj: float
 
     @property
     def speedup(self) -> float:
@@ -83,24 +81,21 @@ def simulate_pass(
     chips = Chips.of(chip)
     scheduled = max(zeros, key=zeros.__getitem__, default=None)
     operand = scheduled or OPERANDS[which][0]
-    dense = cost(shape, which, chips, item_bytes=item_bytes, operand=operand)
-    dense_energy = dense.energy_pj(chips, scheduled=False)
-    taken = int(dense.cycles[0])
-    total = _Totals(taken, taken, taken, int(dense.job_cycles[0]), shape.macs)
-    kind = chip.frontend.kind
-    if scheduled is not None and kind != "dense":
-        total = _simulated(shape, which, scheduled, masks[scheduled], chip)
-    cycles = total.ideal if kind == "ideal" else total.cycles
-    column = np.array([1.0])
-    skipping = Cost(
-        cycles * column, total.job_cycles * column, total.macs * column, dense.dram_bytes,
-        dense.onchip_bytes,
-    )  # fmt: skip
-    energy = skipping.energy_pj(chips, scheduled=kind == "lookahead")
+    every = cost(shape, which, chips, item_bytes=item_bytes, operand=operand)
+    dense = own = _Totals(
+        *(float(column[0]) for column in (every.cycles, every.job_cycles, every.macs))
+    )
+    ideal = own.cycles
+    if scheduled is not None and chip.frontend.kind != "dense":
+        dense, own, ideal = _simulated(shape, which, scheduled, masks[scheduled], chip)
+    skipping, full = (
+        replace(every, **{name: np.array([value]) for name, value in vars(total).items()})
+        for total in (own, dense)
+    )
     return PassCost(
-        which, scheduled, zeros.get(operand, 0.0), taken, total.structural, cycles, total.ideal,
-        float(skipping.time_ns(chips)[0]), float(energy[0][0]), float(energy[1][0]),
-        float(dense.time_ns(chips)[0]), float(dense_energy[0][0]), float(dense_energy[1][0]),
+        which, scheduled, zeros.get(operand, 0.0), int(every.cycles[0]), int(dense.cycles),
+        int(own.cycles), int(ideal), skipping, full, float(skipping.time_ns(chips)[0]),
+        float(full.time_ns(chips)[0]),
     )  # fmt: skip
 
 
@@ -117,48 +112,44 @@ def simulate_layer(
 
 @dataclass
 class _Totals:
-    structural: int
-    cycles: int
-    ideal: int
-    job_cycles: int
-    macs: int
+    """Sums over the parts of a pass, see `Cost`."""
+
+    cycles: float = 0.0
+    job_cycles: float = 0.0
+    macs: float = 0.0
+
+    def add(
+        self, cycles: NDArray[np.int64], nonzeros: int, columns: int, chip: Accelerator
+    ) -> None:
+        """Add a part with these cycles per group."""
+        repeats = -(-columns // chip.array.columns)
+        self.cycles += makespan(cycles, repeats, chip.array.tiles)
+        self.job_cycles += float(cycles.sum()) * repeats
+        self.macs += float(nonzeros) * columns
 
 
 def _simulated(
     shape: LayerShape, which: Pass, operand: Operand, mask: NDArray[np.bool_], chip: Accelerator
-) -> _Totals:
-    array, total = chip.array, _Totals(0, 0, 0, 0, 0)
-    structural = _structural_cycles(shape, which, operand, chip)
-    made = streams(shape, which, operand, mask, array.lanes, array.rows)
-    for part, full in zip(made, structural, strict=True):
-        repeats = -(-part.columns // array.columns)
-        cycles, nonzeros, most = stream_cycles(chip.frontend, array.lanes, part).T
-        ideal = -(-most // array.lanes)
-        total.structural += makespan(np.tile(full, len(cycles) // len(full)), repeats, array.tiles)
-        total.cycles += makespan(cycles, repeats, array.tiles)
-        total.ideal += makespan(ideal, repeats, array.tiles)
-        total.job_cycles += (
-            int((ideal if chip.frontend.kind == "ideal" else cycles).sum()) * repeats
-        )
-        total.macs += int(nonzeros.sum()) * part.columns
-    return total
+) -> tuple[_Totals, _Totals, float]:
+    """Return the totals without natural zeros and with them, and the ideal cycles."""
+    lanes = chip.array.lanes
+    dense, own, ideal = _Totals(), _Totals(), _Totals()
+    made = streams(shape, which, operand, mask, lanes, chip.array.rows)
+    for part, full in zip(made, _structural(shape, which, operand, chip), strict=True):
+        found = stream_cycles(chip.frontend, lanes, part)
+        every = np.tile(full, (len(found) // len(full), 1))
+        dense.add(every[:, 0], every[:, 1].sum(), part.columns, chip)
+        own.add(found[:, 0], found[:, 1].sum(), part.columns, chip)
+        ideal.add(-(-found[:, 2] // lanes), found[:, 1].sum(), part.columns, chip)
+    return dense, ideal if chip.frontend.kind == "ideal" else own, ideal.cycles
 
 
 @functools.lru_cache(maxsize=4096)
-def _structural_cycles(
+def _structural(
     shape: LayerShape, which: Pass, operand: Operand, chip: Accelerator
 ) -> list[NDArray[np.int64]]:
-    """Return the cycles of the groups of each part without natural zeros, for one sample."""
-    samples = shape.n if which is Pass.WEIGHT else 1
-    one = replace(shape, n=samples)
+    """Return the results of `stream_cycles` without natural zeros, by part; for one sample."""
+    one = shape if which is Pass.WEIGHT else replace(shape, n=1)
     ones = np.broadcast_to(np.True_, one.shapes[operand])
-    lanes, rows = chip.array.lanes, chip.array.rows
-    full = (1 << lanes) - 1
-    cycles = []
-    made = streams(one, which, operand, ones, lanes, rows)
-    for part, (groups, length, _) in zip(made, jobs(one, which, operand, rows, lanes), strict=True):
-        if (part.words == full).all():
-            cycles.append(np.full(groups, length))
-        else:
-            cycles.append(stream_cycles(chip.frontend, lanes, part)[:, 0])
-    return cycles
+    made = streams(one, which, operand, ones, chip.array.lanes, chip.array.rows)
+    return [stream_cycles(chip.frontend, chip.array.lanes, part) for part in made]

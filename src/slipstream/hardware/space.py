@@ -1,0 +1,96 @@
+"""A recorded step on every point of a space of accelerators."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.graph import Graph
+from slipstream.hardware.accelerator import Accelerator
+from slipstream.hardware.layers import LayerShape, Pass, layers_of
+from slipstream.hardware.mapping import Chips, sweep
+from slipstream.hardware.predict import item_bytes, tasks_of_layer
+
+SPACE: Mapping[str, Sequence[float]] = {
+    "tiles": (4, 8, 16, 32, 64),
+    "rows": (2, 4, 8, 16),
+    "columns": (2, 4, 8, 16),
+    "lanes": (4, 8, 16, 32, 64),
+    "clock_hz": (250e6, 500e6, 800e6, 1e9, 1.5e9),
+    "onchip_bytes": tuple((1 << 18) * 4**power for power in range(5)),
+    "dram_bytes_per_s": (12.8e9, 25.6e9, 51.2e9, 102.4e9, 204.8e9),
+}
+"""Values of each attribute of `Chips`: 50,000 chips, with 400 arrays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """The matrix products of a step on many chips, with dense front ends.
+
+    Attributes:
+        chips: the chips.
+        time_ns, energy_pj: float64 [chips], of the step's layers.
+    """
+
+    chips: Chips
+    time_ns: NDArray[np.float64]
+    energy_pj: NDArray[np.float64]
+
+    @property
+    def macs(self) -> NDArray[np.float64]:
+        """Multiplications per cycle of each chip."""
+        chips = self.chips
+        return chips.tiles * chips.rows * chips.columns * chips.lanes
+
+    def fastest(self) -> list[int]:
+        """Return the fastest chip of each number of multipliers that is faster than all smaller."""
+        order = np.lexsort((self.energy_pj, self.time_ns, self.macs))
+        best, chosen = np.inf, []
+        for chip in order[np.unique(self.macs[order], return_index=True)[1]].tolist():
+            if self.time_ns[chip] < best:
+                best = float(self.time_ns[chip])
+                chosen.append(chip)
+        return chosen
+
+
+def products_of(graph: Graph) -> Counter[tuple[LayerShape, Pass, int]]:
+    """Return how often the step runs each pass, by shape, pass and bytes per value.
+
+    Raises:
+        InvalidArgumentError: the step has no convolution or linear layer.
+    """
+    products = Counter(
+        (shape, which, item_bytes(match))
+        for match, shape in layers_of(graph)
+        for _, passes in tasks_of_layer(graph, match)
+        for which in passes
+    )
+    if not products:
+        raise InvalidArgumentError("graph", "the step has no convolution or linear layer")
+    return products
+
+
+def sweep_space(
+    graph: Graph, chip: Accelerator, space: Mapping[str, Sequence[float]] = SPACE
+) -> Sweep:
+    """Return the step on all combinations of the values in `space`; the others are those of `chip`.
+
+    Raises:
+        UnknownNameError: `space` has another name than the attributes of `Chips`.
+        InvalidArgumentError: a value is not above 0, or the step has no layer.
+    """
+    names = [field.name for field in fields(Chips)]
+    for name, values in space.items():
+        if name not in names:
+            raise UnknownNameError("attribute of a chip", name, names)
+        if not values or min(values) <= 0:
+            raise InvalidArgumentError(name, f"{list(values)} has a value that is not above 0")
+    points = np.array(list(itertools.product(*space.values())), np.float64).T
+    chips = Chips.of(chip, **dict(zip(space, points, strict=True)))
+    return Sweep(chips, *sweep(products_of(graph), chips))
