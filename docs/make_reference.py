@@ -30,6 +30,7 @@ MODULES = (
     "slipstream.sparse",
     "slipstream.techniques.embedding",
     "slipstream.techniques.distributed",
+    "slipstream.techniques.loops",
     "slipstream.techniques.lowbit",
     "slipstream.techniques.lowrank",
     "slipstream.techniques.scan",

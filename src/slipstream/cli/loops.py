@@ -116,7 +116,14 @@ def search(
         measured = "" if candidate.measured is None else f"{candidate.measured:.2f}x"
         predicted = candidate.predicted
         interval = f"[{predicted.low:.2f}, {predicted.high:.2f}]"
-        rows.append([str(candidate.schedule), measured, f"{predicted.speedup:.2f}x", interval])
+        rows.append(
+            [
+                str(candidate.schedule) or "as written",
+                measured,
+                f"{predicted.speedup:.2f}x",
+                interval,
+            ]
+        )
         payload.append({
             "schedule": candidate.schedule.to_json(), "steps": str(candidate.schedule),
             "measured": candidate.measured, "predicted": dataclasses.asdict(predicted),
@@ -144,7 +151,9 @@ def gen(
 
     need_place(output, ".jsonl")
     with progress("loops gen") as report:
-        added = loops.generate_samples(output, programs, schedules, seed, budget_s=0.3, report=report)
+        added = loops.generate_samples(
+            output, programs, schedules, seed, budget_s=0.3, report=report
+        )
     note(f"added {added} programs to {output}; next: slipstream loops train {output} -o model.npz")
 
 

@@ -144,6 +144,10 @@ class Schedule:
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
 
+    def __str__(self) -> str:
+        """Return the steps as text, such as ``tile(i,j,32,64)+vectorise(j)@1`` for statement 1."""
+        return "+".join(map(_text, self.steps))
+
     def then(self, *steps: Step) -> Schedule:
         """Return the schedule with further steps."""
         return Schedule((*self.steps, *steps))
@@ -213,6 +217,14 @@ class Schedule:
                 f"this is not the JSON of a schedule ({type(error).__name__}: {error})",
                 remedy='a list such as [["Interchange", 0, "i", "j"]]',
             ) from error
+
+
+def _text(step: Step) -> str:
+    values = {f.name: getattr(step, f.name) for f in fields(step)}
+    number = values.pop("statement", 0)
+    words = [w for v in values.values() for w in (v if isinstance(v, tuple) else (v,))]
+    mark = f"@{number}" if number else ""
+    return f"{type(step).__name__.lower()}({','.join(map(str, words))}){mark}"
 
 
 def _plain(value: Any) -> Any:

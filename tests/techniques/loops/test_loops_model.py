@@ -71,7 +71,9 @@ def test_features_describe_the_innermost_loop_and_equal_trees_equally() -> None:
     ],
 )
 def test_texts_of_schedules(text: str, steps: list[Any]) -> None:
-    assert loops.schedule(product(), text).to_json() == steps
+    schedule = loops.schedule(product(), text)
+    assert schedule.to_json() == steps
+    assert loops.schedule(product(), str(schedule)) == schedule
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,15 @@ _CALLS = 15
 
 
 def _pipelines(hl: Any) -> dict[str, Callable[[], Any]]:
+    # Halide does not keep the memory of inputs alive.
+    memory: list[Any] = []
+
     def image(name: str, *shape: int) -> Any:
         """Return an input whose first dimension is the innermost one."""
         values = np.random.default_rng(0).uniform(0.5, 1.5, shape[::-1]).astype(np.float32)
         parameter = hl.ImageParam(hl.Float(32), len(shape), name)
-        parameter.set(hl.Buffer(np.asfortranarray(values.T), name))
+        memory.append((values, hl.Buffer(values, name), parameter))
+        parameter.set(memory[-1][1])
         parameter.set_estimates([(0, extent) for extent in shape])
         return parameter
 
@@ -61,7 +66,8 @@ def main() -> None:
     """Print the minimum CPU time of each kernel."""
     import halide as hl  # type: ignore[import-not-found,unused-ignore]
 
-    hl.load_plugin("autoschedule_adams2019")
+    library = Path(hl.__file__).parent / "lib64" / "libautoschedule_adams2019.so"
+    hl.load_plugin(str(library) if library.exists() else "autoschedule_adams2019")
     target = hl.get_jit_target_from_environment()
     pipelines, found = _pipelines(hl), {}
     for name in sys.argv[1:]:
@@ -71,7 +77,7 @@ def main() -> None:
         pipeline.apply_autoscheduler(
             target, hl.AutoschedulerParams("Adams2019", {"parallelism": "1"})
         )
-        result = hl.Buffer(np.zeros(shape, np.float32, order="F"))
+        result = hl.Buffer(np.zeros(shape[::-1], np.float32))
         pipeline.compile_jit(target)
         pipeline.realize(result)
         times = []

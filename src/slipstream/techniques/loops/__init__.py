@@ -62,8 +62,8 @@ __all__ = [
     "IllegalScheduleError", "Index", "Interchange", "Load", "Measured", "Parallel", "Program",
     "ProgramError", "Reverse", "Runner", "Schedule", "ScheduleError", "SearchResult", "Shift",
     "Skew", "Statement", "Tile", "Timing", "Unroll", "Vectorise", "apply", "autoschedule", "einsum",
-    "emit", "evaluate", "generate_samples", "is_legal", "random_program", "random_schedule", "read_samples",
-    "read_program", "schedule", "train",
+    "emit", "evaluate", "generate_samples", "is_legal", "random_program", "random_schedule",
+    "read_program", "read_samples", "schedule", "train",
 ]  # fmt: skip
 
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

@@ -50,8 +50,8 @@ class Forest:
 
 def fit(
     rows: Array, gradient: Callable[[Array], tuple[Array, Array]], trees: int,
-    rng: np.random.Generator, *, levels: int = 6, rate: float = 0.08, columns: float = 0.3,
-    sample: float = 0.6, report: Callable[[int, Array], None] = lambda tree, sums: None,
+    rng: np.random.Generator, *, levels: int = 8, rate: float = 0.1, columns: float = 0.3,
+    sample: float = 0.5, report: Callable[[int, Array], None] = lambda tree, sums: None,
 ) -> Forest:  # fmt: skip
     """Fit trees to the gradients of a loss.
 

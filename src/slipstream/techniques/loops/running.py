@@ -33,7 +33,7 @@ _TYPES = {
     "bool": "uint8", "uint8": "uint8", "bfloat16": "uint16",
 }  # fmt: skip
 _PAGE_BYTES = 4096
-_TOLERANCE = 1e-3
+_SLOW_NS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def time_variants(
             reference = [arrays[n].copy() for n in results]
         errors.append(max(_error(arrays[n], r) for n, r in zip(results, reference, strict=True)))
     # Slow variants are called less often, since they are disturbed less.
-    rounds = [int(min(15, max(3, budget_s * 1e9 / len(functions) / max(t, 20_000)))) for t in first]
+    share_ns = budget_s * 1e9 / len(functions)
+    rounds = [int(min(15, max(3 if t < _SLOW_NS else 1, share_ns / max(t, 20_000)))) for t in first]
     minima = [[float("inf"), float("inf")] for _ in functions]
     order = list(range(count))
     rng = random.Random(seed)

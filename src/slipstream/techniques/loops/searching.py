@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -39,6 +39,8 @@ _SIZES = (4, 16, 64)
 _MAX_TILED = 3
 _FACTORS = (2, 4, 8)
 _SWAPS = 3
+# Schedules that are compiled into one library and compared with one time of the original.
+_BATCH = 24
 # Added to the logarithm of a predicted time for each better schedule with the same loops.
 _HANDICAP = 0.15
 # Schedules that are executed give the same results up to the order of sums.
@@ -86,7 +88,7 @@ def autoschedule(
         beam: schedules that are retained after each stage.
         execute: number of best predictions that are compiled and timed in a child process; 0 to
             trust the model.
-        budget_s: time for all timed calls.
+        budget_s: time for the timed calls, at least three of each schedule.
 
     Raises:
         ScheduleError: an extent is a symbol.
@@ -119,18 +121,19 @@ def execute_candidates(
     Raises:
         SlipstreamError: a schedule changes a result, or as for `Runner.time`.
     """
+    found = []
     with Runner(budget_s) as runner:
-        base, *timings = runner.time(program, [Schedule(), *(c.schedule for c in candidates)])
-    for candidate, timing in zip(candidates, timings, strict=True):
-        if timing.error > _MAX_ERROR:
-            raise SlipstreamError(
-                f"the schedule changes a result by {timing.error:.2g}",
-                where=str(candidate.schedule), remedy="report the program and the schedule",
-            )  # fmt: skip
-    return [
-        Candidate(c.schedule, c.predicted, base.ns / t.ns)
-        for c, t in zip(candidates, timings, strict=True)
-    ]
+        for first in range(0, len(candidates), _BATCH):
+            some = candidates[first : first + _BATCH]
+            base, *timings = runner.time(program, [Schedule(), *(c.schedule for c in some)])
+            for candidate, timing in zip(some, timings, strict=True):
+                if timing.error > _MAX_ERROR:
+                    raise SlipstreamError(
+                        f"the schedule changes a result by {timing.error:.2g}",
+                        where=str(candidate.schedule), remedy="report the program and the schedule",
+                    )  # fmt: skip
+                found.append(replace(candidate, measured=base.ns / timing.ns))
+    return found
 
 
 def random_search(program: Program, count: int, seed: int = 0, budget_s: float = 10.0) -> Candidate:
@@ -202,6 +205,7 @@ class _Beam:
             for _ in range(min(_SWAPS, len(statement.axes) - 1)):
                 yield partial(self._swapped, number)
         for number in numbers:
+            yield partial(self._vectorised, number)
             yield partial(self._tiled, number)
             yield partial(self._resized, number)
             yield partial(self._marked, number)
@@ -223,6 +227,9 @@ class _Beam:
     def _order(self, schedule: Schedule, number: int) -> list[str]:
         path = Tree(self._program, schedule).path(number)
         return [loop.axes[number] for loop in path if not loop.tile]
+
+    def _vectorised(self, number: int, schedule: Schedule) -> Iterator[Schedule]:
+        yield schedule.then(Vectorise(number, self._order(schedule, number)[-1]))
 
     def _tiled(self, number: int, schedule: Schedule) -> Iterator[Schedule]:
         order = self._order(schedule, number)
