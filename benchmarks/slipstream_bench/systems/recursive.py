@@ -7,6 +7,7 @@ its rows are measured if the package `dynet` can be imported.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import importlib.util
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+import slipstream
 from slipstream.codegen import PRELUDE, load, why_no_compiler
 from slipstream.codegen.tile import tile_shape, tile_source
 from slipstream.data import get
@@ -53,6 +55,10 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _limit_rows(options)
         yield from _linearizer_rows(options)
         yield from _pass_rows(options)
+        yield from _accounting_row(options)
+    with one_thread():
+        yield from _training_rows(options)
+        yield from _prediction_rows(options)
 
 
 # Data and peers.
@@ -452,3 +458,116 @@ def _perfect(height: int, rng: np.random.Generator) -> TreeNode:
     if height == 0:
         return TreeNode(word=int(rng.integers(1000)))
     return TreeNode([_perfect(height - 1, rng) for _ in range(2)])
+
+
+def _accounting_row(options: BenchOptions) -> Iterator[Bar]:
+    bar = "launches and barriers as explain() says"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    exact = total = 0
+    rng = np.random.default_rng(1)
+    for make in _CELLS:
+        trees = [_random_tree(rng, 50, []) for _ in range(3)]
+        for passes in (recursive.Passes(), recursive.Passes(fuse=False)):
+            net = recursive.compile(make(50, 32), trees, workers=1, passes=passes)
+            net(trees)
+            plan = net.explain(trees)
+            exact += (plan.launches, plan.barriers) == (net.launches, net.barriers)
+            total += 1
+    yield Bar(bar, exact, f"of {total}", f"= {total}", exact == total, total)
+
+
+def _training_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "gradients: largest difference from autograd, float64"
+    if options.wants(bar):
+        options.progress(bar)
+        worst = {}
+        for make in _CELLS:
+            if make is recursive.MVRNN:
+                continue
+            torch.manual_seed(0)
+            model, rng, pool = make(50, 32).double(), np.random.default_rng(0), list[TreeNode]()
+            trees = [_random_tree(rng, 50, pool) for _ in range(8)]
+            parameters = list(model.parameters())
+            net = recursive.compile(model, trees[:2], workers=1)
+            ours = torch.autograd.grad(torch.cat(net(trees).roots).sin().sum(), parameters)
+            states = torch.stack([state for tree in trees for state in model(tree)])
+            expected = torch.autograd.grad(states.sin().sum(), parameters)
+            worst[make.__name__] = max(
+                float((a - b).norm() / b.norm()) for a, b in zip(ours, expected, strict=True)
+            )
+        yield at_most(bar, max(worst.values()), 1e-9, "", n=len(worst), data=worst)
+    bar = "training of TreeLSTM, hidden 256, batch 10: over eager"
+    if not options.wants(bar, 20):
+        return
+    options.progress(bar)
+    _, words = sentences()
+    torch.manual_seed(0)
+    model = TreeLSTM(words, 256)
+    # Eager recursion makes a gradient of the whole table for every leaf.
+    model.embedding.weight.requires_grad_(False)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    chosen = requests(10, 3)
+    net = recursive.compile(model, chosen[0], workers=1)
+
+    def step(states: Callable[[list[TreeNode]], torch.Tensor], request: list[TreeNode]) -> None:
+        torch.autograd.grad(states(request).sum(), parameters)
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.mul_(1.0)  # weights change, and are packed again
+
+    arms = {
+        "ours": lambda request: net(request).roots[0],
+        "eager": lambda request: torch.stack([model(tree)[0] for tree in request]),
+    }
+    taken = paired(
+        {name: _over(functools.partial(step, arm), chosen) for name, arm in arms.items()},
+        blocks=15 if options.full else 6, budget_s=40.0,
+    )  # fmt: skip
+    yield taken.ratio("eager", "ours").at_least(
+        bar, 4.0, detail=f"forward, backward and changed weights; embeddings frozen; {taken}"
+    )
+
+
+def _prediction_rows(options: BenchOptions) -> Iterator[Bar]:
+    """Predict the speed-up of `slipstream predict -t recursive`, and measure it."""
+    bar = "predicted speed-up: median error"
+    if not options.wants(bar, 40):
+        return
+    _, words = sentences()
+    errors = {}
+    kinds = (recursive.TreeRNN, recursive.TreeLSTM, recursive.ChildSumTreeLSTM,
+             recursive.TreeGRU, recursive.SimpleTreeGRU)  # fmt: skip
+    for hidden in (128, 256) if options.full else (256,):
+        for make in kinds:
+            options.progress(f"{bar}: {make.__name__}, hidden {hidden}")
+            torch.manual_seed(0)
+            model, request = _Batch(make(words, hidden)).eval(), (requests(8, 1)[0],)
+            graph = slipstream.profile(slipstream.Workload.of(model, request), threads=1)
+            predicted = slipstream.predict(graph, ["recursive"])[0].speedup
+            compiled = copy.deepcopy(model)
+            recursive.compile_calls(compiled)
+            with torch.no_grad():
+                taken = paired(
+                    {"ours": lambda m=compiled, r=request: m(*r),
+                     "eager": lambda m=model, r=request: m(*r)}, blocks=8,
+                )  # fmt: skip
+            measured = taken.ratio("eager", "ours").value
+            errors[f"{make.__name__}, {hidden}"] = 100 * (predicted / measured - 1)
+    shown = ", ".join(f"{name}: {error:+.0f}" for name, error in errors.items())
+    yield at_most(
+        bar, float(np.median(np.abs([*errors.values()]))), 15.0, "%", n=len(errors), detail=shown,
+        data=errors,
+    )  # fmt: skip
+
+
+class _Batch(torch.nn.Module):
+    """States of the roots of several trees."""
+
+    def __init__(self, cell: recursive.Cell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, trees: list[TreeNode]) -> torch.Tensor:
+        return torch.stack([self.cell(tree)[0] for tree in trees])

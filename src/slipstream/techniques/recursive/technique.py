@@ -155,7 +155,7 @@ def recursions(flow: Flow) -> Iterator[Recursion]:
             continue
         backward = sorted({b for t in tasks for b in flow.backward[t] if column.call[b] >= 0})
         calls = [graph.calls[column.call[task]] for task in tasks]
-        products = tuple(_products(calls, len(arities) - arities.count(0)))
+        products = tuple(_products(graph, tasks, len(arities) - arities.count(0)))
         first, last = (
             next(spec for call in order for spec in (*call.outputs, *call.inputs))
             for order in (calls, calls[::-1])
@@ -166,16 +166,18 @@ def recursions(flow: Flow) -> Iterator[Recursion]:
         )  # fmt: skip
 
 
-def _products(calls: Sequence[Call], inner: int) -> Iterator[Product]:
-    """Yield matmuls of inner nodes by their shape; those of leaves and of words are looked up."""
-    found: Counter[tuple[int, int]] = Counter()
-    for call in calls:
+def _products(graph: Graph, tasks: Sequence[int], inner: int) -> Iterator[Product]:
+    """Yield matmuls of inner nodes; those of leaves and of words are looked up."""
+    found: Counter[tuple[int, int, int]] = Counter()
+    for task in tasks:
+        call = graph.calls[graph.tasks.call[task]]
         if call.name in _PRODUCTS and len(call.inputs) > _PRODUCTS[call.name]:
             depth, columns = call.inputs[_PRODUCTS[call.name]].shape[-2:]
-            vector = call.name in ("aten::mv", "aten::addmv")
-            found[(columns, depth) if vector else (depth, columns)] += 1
-    for (depth, columns), count in found.items():
-        if count % inner == 0:
+            if call.name in ("aten::mv", "aten::addmv"):
+                depth, columns = columns, depth
+            found[depth, columns, int(graph.tasks.module[task])] += 1
+    for (depth, columns, _), count in found.items():
+        if count >= inner and count % inner == 0:
             yield depth, columns, count // inner
 
 
