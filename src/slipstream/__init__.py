@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream import cluster, data, measure, nn, quant, ranks, search, ship, sparse
+    from slipstream import cluster, data, hardware, measure, nn, quant, ranks, search, ship, sparse
     from slipstream.cluster import Cluster
     from slipstream.engines import storage
     from slipstream.graph import Graph, load
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from slipstream.verbs.applying import ApplyResult, apply
     from slipstream.verbs.batch.model import BatchModel
     from slipstream.verbs.batch.search import batch_model
+    from slipstream.verbs.devices.accelerators import predict_accelerator
     from slipstream.verbs.devices.elsewhere import DevicePrediction, predict_device
     from slipstream.verbs.explaining.explain import diff, explain
     from slipstream.verbs.exporting import export
@@ -56,6 +57,7 @@ _HOMES = {
     "slipstream.verbs.applying": ("ApplyResult", "apply"),
     "slipstream.verbs.batch.search": ("batch_model",),
     "slipstream.verbs.batch.model": ("BatchModel",),
+    "slipstream.verbs.devices.accelerators": ("predict_accelerator",),
     "slipstream.verbs.devices.elsewhere": ("DevicePrediction", "predict_device"),
     "slipstream.verbs.explaining.explain": ("diff", "explain"),
     "slipstream.verbs.exporting": ("export",),
@@ -71,6 +73,7 @@ _PACKAGES = {
     "distributed": "slipstream.techniques.distributed",
     "embedding": "slipstream.techniques.embedding",
     "ensembles": "slipstream.techniques.ensembles",
+    "hardware": "slipstream.hardware",
     "loops": "slipstream.techniques.loops",
     "lowbit": "slipstream.techniques.lowbit",
     "lowrank": "slipstream.techniques.lowrank",
@@ -112,6 +115,7 @@ __all__ = [
     "ensembles",
     "explain",
     "export",
+    "hardware",
     "load",
     "loops",
     "lowbit",
@@ -120,6 +124,7 @@ __all__ = [
     "nn",
     "pipeline",
     "predict",
+    "predict_accelerator",
     "predict_device",
     "profile",
     "prove",

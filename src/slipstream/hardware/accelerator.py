@@ -206,11 +206,20 @@ class Accelerator:
         )
 
 
-def _shipped(name: str) -> str:
+def is_described(name: str) -> bool:
+    """Whether `name` is a shipped accelerator or a TOML file."""
+    return name.endswith(".toml") or name in _presets()
+
+
+def _presets() -> dict[str, str]:
     folder = resources.files("slipstream.hardware").joinpath("presets")
-    texts = {
+    return {
         entry.name.removesuffix(".toml"): entry.read_text("utf-8") for entry in folder.iterdir()
     }
+
+
+def _shipped(name: str) -> str:
+    texts = _presets()
     if name not in texts:
         raise UnknownNameError(
             "accelerator", name, texts, where="neither a file nor a shipped chip"

@@ -119,7 +119,7 @@ def accelerate(graph: Graph, chip: Accelerator) -> AcceleratorStep:
     uncalled = np.setdiff1d(np.flatnonzero(graph.tasks.call < 0), faults)
     for edit in (skipping, dense):
         edit.set_gap(np.arange(len(graph)), 0.0)
-        edit.set_duration(faults, 0.0, Provenance.ASSUMED)
+        edit.remove(faults)
     what = f"{len(layers)} layers on {chip.name}"
     notes = tuple(_notes(graph, layers, masks, uncalled))
     return AcceleratorStep(

@@ -149,7 +149,7 @@ def _structural(
     shape: LayerShape, which: Pass, operand: Operand, chip: Accelerator
 ) -> list[NDArray[np.int64]]:
     """Return the results of `stream_cycles` without natural zeros, by part; for one sample."""
-    one = shape if which is Pass.WEIGHT else replace(shape, n=1)
-    ones = np.broadcast_to(np.True_, one.shapes[operand])
-    made = streams(one, which, operand, ones, chip.array.lanes, chip.array.rows)
+    sample = shape if which is Pass.WEIGHT else replace(shape, n=1)
+    ones = np.broadcast_to(np.True_, sample.shapes[operand])
+    made = streams(sample, which, operand, ones, chip.array.lanes, chip.array.rows)
     return [stream_cycles(chip.frontend, chip.array.lanes, part) for part in made]

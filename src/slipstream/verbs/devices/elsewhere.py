@@ -21,6 +21,8 @@ from slipstream.durations.roofline import datasheet_limits, device_named
 from slipstream.durations.work import work
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Call, Editor, Graph, Kind, need_graph, replay
+from slipstream.hardware.accelerator import Accelerator, is_described
+from slipstream.hardware.predict import accelerate
 from slipstream.provenance import Provenance
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_duration
@@ -146,13 +148,14 @@ def predict_device(
 
     Args:
         device: an instruction set of this CPU ("avx2", "sse4.1"), a number of threads
-            ("threads:2"), or a kind of device with a data sheet ("h100-sxm", or "H100").
+            ("threads:2"), a kind of device with a data sheet ("h100-sxm", or "H100"), or an
+            accelerator ("tensordash", or a TOML file that describes it).
         durations: (threads, level) -> source of durations; this machine's cache by default.
         report: called with a short line of progress.
 
     Raises:
         UnknownNameError: unknown device.
-        InvalidArgumentError: `graph` is not a graph.
+        InvalidArgumentError: `graph` is not a graph, or an accelerator cannot run it.
         ChildError: the micro-benchmark died.
     """
     need_graph(graph)
@@ -165,6 +168,10 @@ def predict_device(
         name, about = level.name, f"this processor, with {level.name} at most"
         provenance, metric = Provenance.MICROBENCHMARK, "cpu"
         outcome = _other_level(graph, level, source, report)
+    elif is_described(device):
+        chip = Accelerator.load(device)
+        name, about, provenance, metric = chip.name, chip.about, Provenance.SIMULATED, "wall"
+        outcome = accelerate(graph, chip).graph
     else:
         kind = kind_named(device)
         name, about, provenance, metric = kind.kind, kind.about, Provenance.DATASHEET, "wall"
