@@ -26,11 +26,13 @@ from slipstream.engines.storage.simulating import (
     CacheOutcome,
     CachePrediction,
     EpochGroup,
+    JobOutcome,
     StorageOrigin,
     StorageProfile,
     predict_cache,
     profile_storage,
     simulate,
+    simulate_jobs,
 )
 from slipstream.engines.storage.traces import AccessTrace, TraceError
 
@@ -45,6 +47,7 @@ __all__ = [
     "CachePrediction",
     "CachedDataset",
     "EpochGroup",
+    "JobOutcome",
     "ReplayOutcome",
     "ReplayProof",
     "ShardCache",
@@ -57,5 +60,6 @@ __all__ = [
     "prove_cache",
     "record_trace",
     "simulate",
+    "simulate_jobs",
     "throttled",
 ]
