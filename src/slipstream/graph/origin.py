@@ -36,3 +36,13 @@ def has_changed(graph: Graph) -> str | None:
     current = describe_source(path)
     same_place = current is not None and current["place"] == recorded.get("place")
     return path.name if same_place and current != recorded else None
+
+
+def loop_note(graph: Graph) -> str:
+    """Name the loop of a script that was recorded, if the script has others; else empty."""
+    if not (others := graph.meta.get("other_loops")):
+        return ""
+    return (
+        f"the step is that of the loop around {graph.meta['stepped_at']}; pass "
+        f"{' or '.join(others)} instead of the script for the other loop{'s' * (len(others) > 1)}"
+    )

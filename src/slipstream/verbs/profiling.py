@@ -19,13 +19,12 @@ from slipstream.errors import (
 )
 from slipstream.files import temporary_folder
 from slipstream.graph import Graph, load, replay, save
-from slipstream.graph.origin import describe_source
+from slipstream.graph.origin import describe_source, loop_note
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs._chatter import without_chatter
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, report_progress, run_program
 from slipstream.verbs.page_faults import launches_in_words, watch_launches
-from slipstream.verbs.results import loop_note
 from slipstream.workload import Workload, run_steps
 from slipstream.workload.script import ScriptEndedError
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from slipstream.graph import Graph
+from slipstream.graph.origin import loop_note
 from slipstream.graph.page_faults import page_fault_error_ns, page_fault_tasks
 from slipstream.measure.measured import Measured
 from slipstream.measure.records import PredictionRecord
@@ -376,16 +377,6 @@ def noted(notes_by_technique: Iterable[Mapping[str, str]]) -> list[str]:
 
 def named(graph: Graph) -> str:
     return str(graph.meta.get("workload", "this step"))
-
-
-def loop_note(graph: Graph) -> str:
-    """Name the loop of a script that was recorded, if the script has others; else empty."""
-    if not (others := graph.meta.get("other_loops")):
-        return ""
-    return (
-        f"the step is that of the loop around {graph.meta['stepped_at']}; pass "
-        f"{' or '.join(others)} instead of the script for the other loop{'s' * (len(others) > 1)}"
-    )
 
 
 def recorded_step(graph: Graph, predictions: Sequence[Prediction]) -> str:
