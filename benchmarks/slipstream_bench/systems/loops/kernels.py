@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from slipstream.techniques import loops
@@ -110,7 +111,7 @@ def chain() -> Program:
     ))  # fmt: skip
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[[], Program]] = {
     "matmul 512": functools.partial(matmul, 512),
     "blur": blur,
     "convolution": convolution,

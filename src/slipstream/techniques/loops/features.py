@@ -296,7 +296,8 @@ def _lines(strides: Array, trip: Array, item: Array, line_bytes: int) -> Array:
         strides > 0, np.minimum(trip[:, None], np.maximum(per_line / np.maximum(strides, 1), 1)), 1
     )
     lines = np.minimum(elements, span) / np.maximum.accumulate(dense, 2)
-    return np.maximum(np.minimum(lines, span / per_line + 1), 1)
+    bounded: Array = np.maximum(np.minimum(lines, span / per_line + 1), 1)
+    return bounded
 
 
 def _sets(strides: Array, item: Array, line_bytes: int, sets: int) -> Array:

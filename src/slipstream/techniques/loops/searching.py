@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +30,6 @@ from slipstream.codegen.schedule import (
 )  # fmt: skip
 from slipstream.codegen.walker import source
 from slipstream.errors import SlipstreamError
-from slipstream.techniques.loops.dataset import distinct_schedules
 from slipstream.techniques.loops.model import CostModel, Estimate
 from slipstream.techniques.loops.running import Runner
 
@@ -134,14 +132,6 @@ def execute_candidates(
                     )  # fmt: skip
                 found.append(replace(candidate, measured=base.ns / timing.ns))
     return found
-
-
-def random_search(program: Program, count: int, seed: int = 0, budget_s: float = 10.0) -> Candidate:
-    """Return the fastest of random legal schedules, all of which are executed."""
-    schedules = distinct_schedules(random.Random(seed), program, count)[1:]
-    unknown = Estimate(float("nan"), 0.0, float("inf"))
-    found = execute_candidates(program, [Candidate(s, unknown) for s in schedules], budget_s)
-    return max(found, key=lambda c: c.measured or 0.0)
 
 
 Stage = Callable[[Schedule], Iterator[Schedule]]
