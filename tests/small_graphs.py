@@ -36,7 +36,7 @@ def graph_of(
         "tasks": Tasks(
             name=np.arange(1, n + 1, dtype=np.int32), scope=nothing, module=nothing,
             source=nothing, kind=np.full(n, Kind.OP, np.uint8),
-            phase=np.full(n, StepPhase.FORWARD, np.uint8), lane=lane, rank=nothing,
+            phase=np.full(n, StepPhase.FORWARD, np.uint8), lane=lane, rank=nothing.copy(),
             call=np.full(n, -1, np.int32), sequence=np.full(n, -1, np.int64),
             duration_ns=np.array([row[1] for row in rows], np.float64),
             gap_ns=np.array([row[2] for row in rows], np.float64),

@@ -239,7 +239,7 @@ def _update_shares(
     lasting = set(memory.storage[(memory.producer < 0) & (memory.storage >= 0)].tolist())
     lasting |= set(graph.parameters.tolist())
     totals = np.zeros((count, len(update)))
-    known: dict[int, int] = dict(part_of)
+    part_by_storage = dict(part_of)
     # A state is known from a task that also touches a parameter or gradient.
     for _ in range(2):
         totals[:] = 0.0
@@ -248,13 +248,13 @@ def _update_shares(
             specs = () if view.call is None else (*view.call.inputs, *view.call.outputs)
             storages = view.storages if len(view.storages) == len(specs) else []
             for storage, spec in zip(storages, specs, strict=False):
-                if storage in known:
-                    totals[known[storage], column] += max(spec.nbytes, 1)
+                if storage in part_by_storage:
+                    totals[part_by_storage[storage], column] += max(spec.nbytes, 1)
             parts = np.flatnonzero(totals[:, column])
             if len(parts) == 1:
                 for storage in storages:
                     if storage in lasting:
-                        known.setdefault(storage, int(parts[0]))
+                        part_by_storage.setdefault(storage, int(parts[0]))
     empty = ~totals.any(axis=0)
     following = np.where(empty, len(update), np.arange(len(update)))[::-1]
     following = np.minimum.accumulate(following)[::-1]

@@ -111,7 +111,10 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
     exposed_ns = sum(by_layer.values())
     limits = walls(timeline)
     link_ns: dict[str, float] = {}
+    sent_bytes: dict[int, float] = {}
     for row in graph.exchanges:
+        rank = int(graph.tasks.rank[row.task])
+        sent_bytes[rank] = sent_bytes.get(rank, 0.0) + row.sent_bytes
         spent = float(graph.tasks.duration_ns[row.task])
         link_ns[row.bottleneck] = link_ns.get(row.bottleneck, 0.0) + spent
     price = cluster.price_per_hour
@@ -122,7 +125,7 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
         graph.workers,
         exposed_ns,
         max(communication_ns - exposed_ns, 0.0),
-        sum(row.sent_bytes for row in graph.exchanges),
+        max(sent_bytes.values(), default=0.0),
         max(link_ns, key=lambda link: link_ns[link], default=""),
         limits,
         _next(timeline, limits),

@@ -119,9 +119,9 @@ def _times(layers: Sequence[nn.Module], x: torch.Tensor) -> list[float]:
         value = x
         for number, layer in enumerate(layers):
             began = time.perf_counter()
-            given = value.detach().requires_grad_(value.is_floating_point())
-            value = layer(given)
-            sources = [*([given] if given.requires_grad else []), *layer.parameters()]
+            leaf = value.detach().requires_grad_(value.is_floating_point())
+            value = layer(leaf)
+            sources = [t for t in (leaf, *layer.parameters()) if t.requires_grad]
             if sources:
                 torch.autograd.grad(value.sum(), sources, allow_unused=True)
             best[number] = min(best[number], time.perf_counter() - began)

@@ -19,7 +19,7 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Edit, Graph, StepPhase, price, replay
 from slipstream.graph.parts import balanced, boundaries, cut
 from slipstream.graph.place import place
-from slipstream.technique import CodeChange, Context, Quality, QualityKind
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Traits
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.distributed.gradients import gradients
@@ -52,8 +52,9 @@ class Pipeline(Spreads):
     schedule: Literal["gpipe", "1f1b", "zero_bubble", "pipedream", "async"] = "1f1b"
 
     name: ClassVar[str] = "pipeline"
-    traits: ClassVar = replace(
+    traits: ClassVar[Traits] = replace(
         REPLICAS,
+        axis="stage",
         conflicts=_CONFLICTS,
         variants=("pipeline:schedule=1f1b", "pipeline:schedule=zero_bubble"),
     )
