@@ -5,6 +5,7 @@ from __future__ import annotations
 from slipstream.data._access import available, get, why_absent
 from slipstream.data._integrity import RecordedFile, Verification, checksum, recorded_files, verify
 from slipstream.data._traces import ORACLE_GENERAL
+from slipstream.data._trees import parse_tree
 from slipstream.data.catalogue import Entry, manifest
 from slipstream.data.errors import CorruptDataError, MissingDataError
 from slipstream.data.kinds import (
@@ -57,6 +58,7 @@ __all__ = [
     "checksum",
     "get",
     "manifest",
+    "parse_tree",
     "recorded_files",
     "verify",
     "why_absent",

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from slipstream.codegen import why_no_compiler
+from slipstream.errors import SlipstreamError
 from slipstream.native import library
 from slipstream.techniques import recursive
 from slipstream.techniques.recursive import cells
@@ -299,6 +300,30 @@ def test_bad_structures_and_models_are_refused() -> None:
     with pytest.raises(recursive.RecursiveModelError, match="value of a tensor") as error:
         recursive.compile(Branching(), [good])
     assert "test_recursive.py" in str(error.value.where)
+
+
+def test_trees_are_read_from_text() -> None:
+    model = cells.TreeFC(WORDS, HIDDEN)
+    text = "(3 (2 a) (4 (2 good) (2 film)))"
+    words = {"a": 0, "good": 1, "film": 2}
+    leaf = [cells.TreeNode(word=word) for word in range(3)]
+    same = cells.TreeNode([leaf[0], cells.TreeNode(leaf[1:])])
+    with torch.no_grad():
+        net = recursive.compile(model, [same])
+        found = net(recursive.Structures.of_trees([text], words.__getitem__)).roots[0]
+        torch.testing.assert_close(found, net([same]).roots[0])
+    with pytest.raises(SlipstreamError, match="not closed"):
+        recursive.Structures.of_trees(["(3 (2 a)"], words.__getitem__)
+
+
+def test_an_embedding_that_is_not_a_number_is_refused() -> None:
+    model = cells.TreeFC(WORDS, HIDDEN)
+    with torch.no_grad():
+        model.embedding.weight[3, 5] = float("nan")
+        trees = [tree(random.Random(1), 4, 2)]
+        with pytest.raises(recursive.RecursiveModelError, match="is not a number") as error:
+            recursive.compile(model, trees)(trees)
+    assert "row 3 of 20" in str(error.value.where)
 
 
 def test_structures_linearized_before_a_new_shape_are_linearized_again() -> None:

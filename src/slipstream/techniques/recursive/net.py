@@ -157,6 +157,7 @@ class _Facts:
         looked_up: the same; None if the table would be too large.
         tabled: uint8 [kinds + 1], whether a kind's states depend on its word alone.
         mask_slots: number of children for which nodes with leaves there are separate.
+        slots: maximum number of children.
     """
 
     leaf: int | None
@@ -164,6 +165,7 @@ class _Facts:
     looked_up: tuple[int | None, ...]
     tabled: np.ndarray[Any, np.dtype[np.uint8]]
     mask_slots: int
+    slots: int
 
 
 @dataclass(frozen=True)
@@ -281,8 +283,10 @@ class RecursiveNet:
             structures = self._with_kinds(structures)
         else:
             structures = self._read(list(structures))
-        order = linearize(structures, self._facts.tabled, mask_slots=self._facts.mask_slots)
-        return replace(order, made_for=self._facts)
+        facts = self._facts
+        return linearize(
+            structures, facts.tabled, mask_slots=facts.mask_slots, slots=facts.slots, made_for=facts
+        )
 
     def _read(self, roots: list[Any]) -> Structures:
         previous: Any = None
@@ -370,7 +374,8 @@ class RecursiveNet:
         tabled = np.array([*(kind.tabled for kind in self.kinds), 0], np.uint8)
         columns = sum(product.columns for k in self.kinds for _, product, *_ in leaf_products(k))
         masked = self.passes.specialize and leaf is not None and small(sizes[leaf], columns)
-        return _Facts(leaf, sizes, looked_up, tabled, MASK_SLOTS if masked else 0)
+        slots = max((kind.arity for kind in self.kinds), default=0)
+        return _Facts(leaf, sizes, looked_up, tabled, MASK_SLOTS if masked else 0, slots)
 
     # Code.
 
@@ -421,7 +426,7 @@ class RecursiveNet:
                 size = self._facts.looked_up[number]
                 if size is not None:
                     words = [torch.arange(size)]
-                    tables[number] = word_table(kind, self.weights, tensors, words).contiguous()
+                    tables[number] = _not_nan(word_table(kind, self.weights, tensors, words))
             packed = Packed(version, np.zeros(len(generated.kernel.pointers), np.int64), tables)
             for place, (name, *rest) in enumerate(generated.kernel.pointers):
                 memory: Any = None
@@ -613,7 +618,7 @@ class RecursiveNet:
                     torch.stack([torch.as_tensor(row[at]) for row in inputs])
                     for at in range(len(lowered.shape.words) + len(lowered.shape.tensors))
                 ]
-            tables[kind] = word_table(lowered, self.weights, tensors, columns).contiguous()
+            tables[kind] = _not_nan(word_table(lowered, self.weights, tensors, columns))
         return word, tables
 
     def _check_words(self, linearized: Linearized, kind: int, size: int) -> None:
@@ -630,6 +635,21 @@ class RecursiveNet:
                 f"word {linearized.word[at]} of node {node} is not in 0 to {size - 1}", node,
                 remedy="pass numbers of rows of the embedding",
             )  # fmt: skip
+
+
+def _not_nan(table: torch.Tensor) -> torch.Tensor:
+    """Return a table of inputs, after checking its values.
+
+    Raises:
+        RecursiveModelError: a value is not a number.
+    """
+    if table.isnan().any():
+        row = int(table.isnan().any(1).nonzero()[0])
+        raise RecursiveModelError(
+            "what a node computes from its word alone, or from its tensors, is not a number",
+            where=f"row {row} of {len(table)}", remedy="check the embedding and the inputs",
+        )  # fmt: skip
+    return table.contiguous()
 
 
 def _two_dimensional(weight: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.data import Tree
+from slipstream.data import Tree, parse_tree
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native.family import Family, structure
 
@@ -68,6 +68,8 @@ class Structures:
     objects: list[Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.objects is not None:
+            return
         nodes = len(self.word)
         if (
             len(self.offset) != nodes + 1
@@ -102,14 +104,19 @@ class Structures:
         return cls(offsets, children, words, np.ascontiguousarray(roots, np.int32), kinds)
 
     @classmethod
-    def of_trees(cls, trees: Sequence[Tree], number_of: Callable[[str], int]) -> Structures:
-        """Return structures from parsed trees (see `slipstream.data`).
+    def of_trees(cls, trees: Sequence[Tree | str], number_of: Callable[[str], int]) -> Structures:
+        """Return structures from binary trees (see `slipstream.data`).
 
         Args:
+            trees: parsed, or as text: ``(3 (2 a) (4 (2 good) (2 film)))``.
             number_of: returns the number of a word.
+
+        Raises:
+            CorruptDataError: a text is not a binary tree.
         """
         offsets, children, words, roots, base = [0], [], [], [], 0
-        for tree in trees:
+        for number, given in enumerate(trees):
+            tree = parse_tree(given, where=f"tree {number}") if isinstance(given, str) else given
             for left, right, word in zip(tree.left, tree.right, tree.words, strict=True):
                 if left >= 0:
                     children += [base + int(left), base + int(right)]
@@ -231,6 +238,8 @@ def linearize(
     tabled: npt.NDArray[np.uint8] | None = None,
     *,
     mask_slots: int = MASK_SLOTS,
+    slots: int | None = None,
+    made_for: object = None,
 ) -> Linearized:
     """Number the nodes of structures by height, in compiled code.
 
@@ -238,6 +247,8 @@ def linearize(
         tabled: uint8 [kinds + 1], whether the states of a kind depend on its word alone; by
             default, a node's kind is its number of children, and those without are.
         mask_slots: number of children whose kinds form groups.
+        slots: maximum number of children, if known.
+        made_for: see `Linearized`.
 
     Raises:
         StructureError: there is a cycle, or a child is not a node.
@@ -248,7 +259,8 @@ def linearize(
             "structures are linearized by the compiled library, which is not available",
             remedy="install slipstream with a C++ compiler",
         )
-    nodes, slots = structures.nodes, int(structures.arity.max(initial=0))
+    nodes = structures.nodes
+    slots = int(structures.arity.max(initial=0)) if slots is None else slots
     if tabled is None:
         tabled = np.zeros(slots + 2, np.uint8)
         tabled[0] = 1
@@ -275,7 +287,7 @@ def linearize(
     word[place] = structures.word
     return Linearized(
         structures, place, child_of, groups[: arguments.group_count], arguments.levels, word,
-        place[structures.roots],
+        place[structures.roots], made_for,
     )  # fmt: skip
 
 
