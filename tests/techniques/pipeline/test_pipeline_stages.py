@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 from forked_ranks import run_ranks
 from slipstream.cluster.orders import Action
-from slipstream.errors import WorkloadError
+from slipstream.errors import CommunicationError, WorkloadError
 from slipstream.techniques.pipeline.stages import _divide
 from slipstream.techniques.pipeline.technique import Pipeline
 from slipstream.workload import BuiltWorkload
@@ -158,6 +159,24 @@ def test_asynchronous_stages_use_the_versions_of_the_order(
             assert updates == order.version(rank, number, Action(action))
     starts = _divide([1.0] * 11, stages)
     assert answers[-1][0] == pytest.approx(Simulated(technique, starts).losses(), rel=1e-5)
+
+
+def lost(technique: Pipeline, rank: int) -> None:
+    built = build_from(parts(), (technique,), 0, "test")
+    for step in range(STEPS):
+        if (rank, step) == (1, 3):
+            os._exit(1)
+        built.step()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "async"])
+def test_a_stage_that_ends_is_named(schedule: Any) -> None:
+    first, second, third = run_ranks(3, functools.partial(lost, Pipeline(3, 2, schedule)))
+    assert second is None
+    assert any(
+        isinstance(error, CommunicationError) and "lost stage 2 (rank 1)" in str(error)
+        for error in (first, third)
+    )
 
 
 def refused(technique: Pipeline, changed: Any, rank: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch import nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from slipstream.cluster.orders import Action, Order, Slot
-from slipstream.errors import WorkloadError
+from slipstream.errors import CommunicationError, WorkloadError
+from slipstream.ranks.launch import RANK_TIMEOUT_S
 from slipstream.workload import BuiltWorkload
 
 # Receives that are posted before they are used, in each direction.
@@ -186,8 +188,10 @@ class Stage:
             _FORWARD: deque(), _BACKWARD: deque(), _LOSS: deque()
         }  # fmt: skip
         self._posted = {_FORWARD: 0, _BACKWARD: 0}
-        self._sent: deque[list[tuple[Any, torch.Tensor]]] = deque()
+        self._sent: deque[list[tuple[Any, int, torch.Tensor]]] = deque()
         self._weights = _Stash(module, self._parameters) if stash else None
+        # Tags of other messages of these ranks may be equal.
+        self._group = dist.new_group(timeout=timedelta(seconds=RANK_TIMEOUT_S))
 
     @property
     def is_last(self) -> bool:
@@ -213,16 +217,14 @@ class Stage:
             else:
                 self._backward(number, slot.action)
         while len(self._sent) > _PENDING_STEPS:
-            for work, _ in self._sent.popleft():
-                work.wait()
+            self._wait_for_oldest()
         self._step += 1
         return self._whole_loss(total)
 
     def settle(self) -> None:
         """Wait until everything that was sent has arrived."""
         while self._sent:
-            for work, _ in self._sent.popleft():
-                work.wait()
+            self._wait_for_oldest()
 
     def _forward(self, number: int, slot: Slot) -> torch.Tensor:
         x = self._inputs[slot.micro_batch]
@@ -281,8 +283,8 @@ class Stage:
 
     def _send(self, tensor: torch.Tensor, peer: int, kind: int, number: int) -> None:
         data = tensor.contiguous()
-        work = dist.isend(data, peer, tag=kind * _TAGS + number % _TAGS)
-        self._sent[-1].append((work, data))
+        work = dist.isend(data, peer, tag=kind * _TAGS + number % _TAGS, group=self._group)
+        self._sent[-1].append((work, peer, data))
 
     def _receive(self, kind: int, peer: int, number: int) -> torch.Tensor:
         """Return the tensor of a micro-batch; neighbours send in the order of this rank's slots."""
@@ -294,12 +296,12 @@ class Stage:
         while len(queue) <= _POSTED and self._posted[kind] < limit:
             following = self._posted[kind]
             buffer = torch.empty(shape, dtype=dtype)
-            work = dist.irecv(buffer, peer, tag=kind * _TAGS + following % _TAGS)
+            work = dist.irecv(buffer, peer, tag=kind * _TAGS + following % _TAGS, group=self._group)
             queue.append((following, work, buffer))
             self._posted[kind] += 1
         posted, work, buffer = queue.popleft()
         assert posted == number
-        work.wait()
+        self._wait(work, peer)
         return buffer
 
     def _whole_loss(self, total: torch.Tensor) -> torch.Tensor:
@@ -315,13 +317,35 @@ class Stage:
                 self._send(total, peer, _LOSS, number)
             return total
         buffer = torch.zeros(())
-        work = dist.irecv(buffer, self.stages - 1, tag=_LOSS * _TAGS + number % _TAGS)
+        work = dist.irecv(
+            buffer, self.stages - 1, tag=_LOSS * _TAGS + number % _TAGS, group=self._group
+        )
         queue.append((number, work, buffer))
         late = self.stages if self.order.max_shift else 0
         while queue and queue[0][0] <= max(number - late, 0):
             _, work, self._loss = queue.popleft()
-            work.wait()
+            self._wait(work, self.stages - 1)
         return self._loss
+
+    def _wait_for_oldest(self) -> None:
+        for work, peer, _ in self._sent.popleft():
+            self._wait(work, peer)
+
+    def _wait(self, work: Any, peer: int) -> None:
+        """Wait for a message.
+
+        Raises:
+            CommunicationError: the other stage ended, or did not answer in time.
+        """
+        try:
+            work.wait()
+        except RuntimeError as error:
+            reason = (str(error).strip().splitlines() or [""])[0]
+            raise CommunicationError(
+                f"stage {self.rank + 1} of {self.stages} lost stage {peer + 1} (rank {peer}) in "
+                f"step {self._step}: {reason}",
+                remedy="look at the output of that rank",
+            ) from error
 
 
 class _Stash:
