@@ -1,0 +1,228 @@
+"""Recorded steps on accelerators: masks, layers, errors, the command line, Verilog."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import slipstream as ss
+from slipstream.cli._main import _command
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.graph import Graph, load, save
+from slipstream.hardware import Accelerator, Array, Chips, FrontEnd, MaskRecorder, Pass, accelerate
+from slipstream.hardware.mapping import cost
+from slipstream.hardware.rtl import cosimulate
+from slipstream.hardware.space import products_of, sweep_space
+from slipstream.workload import build_from
+from tiny_models import captured, record
+
+CHIP = Accelerator.load("tensordash")
+
+
+class Net(nn.Module):
+    """A batch norm and a GELU, a layer that runs twice, and a grouped strided convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Conv2d(3, 8, 3, padding=1)
+        self.normed = nn.Conv2d(8, 8, 3, stride=2, groups=2, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.twice = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.normed(self.plain(x).relu())).relu().flatten(2).mT
+        x = self.twice(functional.gelu(self.twice(x))).relu()
+        return self.head(x.mean(1))
+
+
+@functools.cache
+def recorded() -> tuple[Graph, nn.Module]:
+    torch.manual_seed(0)
+    model = Net()
+    batch = torch.randn(4, 3, 9, 9), torch.randint(0, 4, (4,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    built = build_from((model, batch, functional.cross_entropy, optimizer), [], 0, "net")
+    with tempfile.TemporaryDirectory() as folder:
+        save(record(built, "sparsity"), Path(folder) / "run.slipgraph")
+        graph = load(Path(folder) / "run.slipgraph")
+    return graph, model
+
+
+def test_masks_of_a_recorded_step_are_those_of_its_tensors() -> None:
+    graph, model = recorded()
+    masks = {(m.module, m.call, m.operand): m for m in graph.statistics.masks}
+    assert len(masks) == 15
+    weight = masks["normed", 0, "weight"]
+    np.testing.assert_array_equal(
+        weight.unpacked(), model.get_parameter("normed.weight").detach().numpy() != 0
+    )
+    shares = {entry.module: entry for entry in graph.statistics.sparsity}
+    mask = masks["normed", 0, "activation"].unpacked()
+    assert mask.shape == (4, 8, 9, 9)
+    assert 1 - mask.mean() == pytest.approx(shares["model.normed"].inputs, abs=0.01)
+    assert masks["plain", 0, "gradient"].unpacked().mean() < 0.8  # zero where ReLU is flat
+    assert masks["normed", 0, "gradient"].unpacked().all()  # batch norm spreads every gradient
+    assert len(masks["twice", 1, "activation"].bits) == 4 * 16 * 8 // 8
+
+
+def test_layers_and_passes_of_the_step() -> None:
+    step = accelerate(recorded()[0], CHIP)
+    passes = {
+        (layer.module, number): {cost.which: cost for cost in layer.passes}
+        for number, layer in enumerate(step.layers)
+    }
+    assert [module for module, _ in passes] == ["plain", "normed", "twice", "twice", "head"]
+    first = passes["plain", 0]
+    assert set(first) == {Pass.FORWARD, Pass.WEIGHT}  # the batch needs no gradient
+    assert first[Pass.FORWARD].structural_speedup > 1.5  # 3 of 16 lanes
+    assert first[Pass.FORWARD].speedup == 1.0
+    normed = passes["normed", 1]
+    assert set(normed) == set(Pass)
+    assert normed[Pass.FORWARD].scheduled == "activation"
+    assert normed[Pass.FORWARD].sparsity > 0.2
+    assert normed[Pass.INPUT].speedup == 1.0
+    assert any("batch norm makes the gradient of 1 layer dense" in note for note in step.notes)
+    assert any("'gelu' makes the gradient of 1 layer dense" in note for note in step.notes)
+    changed = step.graph.tasks.provenance != recorded()[0].tasks.provenance[: len(step.graph)]
+    assert changed.all()
+
+
+def test_front_ends_are_ordered_and_dense_ones_need_no_masks() -> None:
+    graph = recorded()[0]
+    times = [
+        ss.predict_accelerator(graph, replace(CHIP, frontend=FrontEnd(kind))).step.layers  # type: ignore[arg-type]
+        for kind in ("dense", "lookahead", "ideal")
+    ]
+    cycles = [sum(c.cycles for layer in layers for c in layer.passes) for layers in times]
+    assert cycles[0] > cycles[1] > cycles[2]
+    bare = replace(graph, statistics=replace(graph.statistics, masks=()))
+    found = ss.predict_accelerator(bare, CHIP)
+    assert found.compute_speedup() == 1.0
+    assert "no masks were recorded" in found.step.notes[0]
+
+
+def test_nan_counts_as_nonzero_and_is_reported() -> None:
+    layer = nn.Linear(4, 2)
+    with MaskRecorder(layer) as masks:
+        layer(torch.tensor([[float("nan"), 0.0, -0.0, 1e-42]]))
+    mask = masks.take()[0]
+    assert mask.unpacked().tolist() == [[True, False, False, True]]
+    assert mask.nans == 1
+
+
+def test_masks_are_taken_in_the_dtype_of_autocast() -> None:
+    layer = nn.Linear(2, 2)
+    with MaskRecorder(layer) as masks, torch.autocast("cpu", torch.bfloat16):
+        layer(torch.tensor([[1e-45, 1.0]]))
+    mask = masks.take()[0]
+    assert (mask.dtype, mask.unpacked().tolist()) == ("bfloat16", [[False, True]])
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer", "mlp inference"])
+def test_operators_without_a_template_are_refused_by_name_and_others_take_time(name: str) -> None:
+    graph = captured(name)
+    if name == "lstm":
+        with pytest.raises(InvalidArgumentError, match=r"tensordash cannot run 'aten::.*lstm|rnn"):
+            accelerate(graph, CHIP)
+        return
+    step = accelerate(graph, CHIP)
+    assert step.vector_ns > 0
+    if "inference" in name:
+        assert any("no backward pass" in note for note in step.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("array = { lanes = 3 }", "array.lanes"), ("array = { lanes = 65 }", "array.lanes"),
+        ("array = { rows = 0 }", "array.rows"), ("array = { rows = 3 }", "array.rows"),
+        ("array = { tiles = 0 }", "array.tiles"), ("clock_hz = 0", "clock_hz"),
+        ("clock_hz = nan", "clock_hz"), ("vector_lanes = 0", "vector_lanes"),
+        ("frontend = { lookahead = 0 }", "frontend.lookahead"),
+        ("frontend = { lookaside = [[3, 1]] }", "frontend.lookaside"),
+        ("frontend = { kind = 'magic' }", "frontend.kind"), ("arrays = 1", "arrays"),
+        ("memory = { onchip_bytes = 0 }", "memory.onchip_bytes"), ("= 1", "not TOML"),
+        ("energy = { mac = -1 }", "energy.mac"),
+    ],
+)  # fmt: skip
+def test_invalid_descriptions_name_the_setting(text: str, place: str, tmp_path: Path) -> None:
+    path = tmp_path / "chip.toml"
+    path.write_text(f'base = "tensordash"\n{text}\n')
+    with pytest.raises(SlipstreamError, match=place):
+        Accelerator.load(path)
+
+
+def test_a_file_contains_what_differs_from_its_base(tmp_path: Path) -> None:
+    path = tmp_path / "wide.toml"
+    path.write_text('base = "tensordash"\narray = { lanes = 32 }\nclock_hz = 1e9\n')
+    chip = Accelerator.load(path)
+    assert chip.array == replace(CHIP.array, lanes=32)
+    assert (chip.name, chip.clock_hz.value, chip.energy) == ("wide", 1e9, CHIP.energy)
+    assert chip.device.flops["fp32"].value == 2 * 16 * 16 * 32 * 1e9
+
+
+def test_a_sweep_gives_each_chip_the_cost_it_has_alone() -> None:
+    graph = recorded()[0]
+    found = sweep_space(graph, CHIP, {"rows": [2, 4], "lanes": [8, 16], "clock_hz": [5e8, 1e9]})
+    assert len(found.time_ns) == 8
+    for number in range(8):
+        alone = Chips(*(column[number : number + 1] for column in vars(found.chips).values()))
+        costs = {
+            (shape, which, size): cost(shape, which, alone, item_bytes=size)
+            for shape, which, size in products_of(graph)
+        }
+        time_ns = sum(n * costs[key].time_ns(alone)[0] for key, n in products_of(graph).items())
+        assert found.time_ns[number] == pytest.approx(time_ns)
+    with pytest.raises(SlipstreamError, match="rows"):
+        sweep_space(graph, CHIP, {"rows": [0]})
+
+
+def test_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(recorded()[0], tmp_path / "run.slipgraph")
+
+    def run(*arguments: str) -> Any:
+        assert _command([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    (step,) = run("predict", "run.slipgraph", "--hw", "tensordash")
+    assert step["compute_speedup"] > 1
+    assert step["speedup"] >= 1
+    assert set(step["sensitivity"]) >= {"mac", "clock_hz", "dram_per_byte"}
+    (device,) = run("devices", "run.slipgraph", "--device", "tensordash")
+    assert device["step_ns"] == pytest.approx(step["step_ns"], rel=1e-6)
+    (tmp_path / "space.json").write_text('{"tiles": [4, 8]}')
+    assert run("hw", "sweep", "run.slipgraph", "--space", "space.json")["chips"] == 2
+    files = run("hw", "rtl", "--out", "rtl", "--vectors", "100")
+    assert [Path(file["file"]).exists() for file in files] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("lanes", "front"), [(16, FrontEnd()), (20, FrontEnd(lookahead=1, lookaside=((1, 3),)))]
+)
+def test_the_verilog_equals_the_model(
+    lanes: int, front: FrontEnd, require: Callable[[str, bool, str], None]
+) -> None:
+    require("verilator", shutil.which("verilator") is not None, "verilator is not installed")
+    assert cosimulate(front, lanes, 20_000).mismatches == 0
+
+
+def test_arrays_have_at_most_32_rows() -> None:
+    assert Array(rows=32).macs == 16 * 32 * 4 * 16
+    with pytest.raises(InvalidArgumentError, match=r"array\.rows"):
+        Array(rows=64)
