@@ -65,7 +65,7 @@ def _sound_rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _accuracy_rows(options: BenchOptions) -> Iterator[Bar]:
-    count = 300 if options.full else 24
+    count = 120 if options.full else 24
     names = ("mean error of predicted speed-ups", "rank correlation of predicted speed-ups",
              "speed-ups inside the 80 % interval")  # fmt: skip
     if not any(options.wants(name, count * 1.7) for name in names):
@@ -110,7 +110,7 @@ def _rate_rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _search_rows(options: BenchOptions) -> Iterator[Bar]:
-    count = 500 if options.full else 50
+    count = 200 if options.full else 50
     names = (
         f"chosen schedule against the best of {count} random ones",
         "chosen schedule against gcc -O3", "chosen schedule against Halide's Adams2019",
@@ -154,7 +154,7 @@ def _best_random(program: Program, count: int) -> Schedule:
     schedules = distinct_schedules(random.Random(_SEED), program, count)[1:]
     unknown = loops.Estimate(1.0, 1.0, 1.0)
     candidates = [loops.Candidate(schedule, unknown) for schedule in schedules]
-    found = execute_candidates(program, candidates, budget_s=0.3)
+    found = execute_candidates(program, candidates, budget_s=0.3, timeout_s=400)
     return max(found, key=lambda candidate: candidate.measured or 0.0).schedule
 
 

@@ -112,7 +112,6 @@ def chain() -> Program:
 
 
 KERNELS: dict[str, Callable[[], Program]] = {
-    "matmul 512": functools.partial(matmul, 512),
     "blur": blur,
     "convolution": convolution,
     "bias and GELU": bias_gelu,
@@ -124,4 +123,5 @@ KERNELS: dict[str, Callable[[], Program]] = {
     "softmax": softmax,
     "jacobi2d": heat,
     "seidel2d": functools.partial(heat, in_place=True),
+    "matmul 512": functools.partial(matmul, 512),
 }

@@ -112,7 +112,7 @@ def autoschedule(
 
 
 def execute_candidates(
-    program: Program, candidates: list[Candidate], budget_s: float = 1.0
+    program: Program, candidates: list[Candidate], budget_s: float = 1.0, timeout_s: float = 60.0
 ) -> list[Candidate]:
     """Return the candidates with measured speed-ups over the unscheduled program.
 
@@ -120,7 +120,7 @@ def execute_candidates(
         SlipstreamError: a schedule changes a result, or as for `Runner.time`.
     """
     found = []
-    with Runner(budget_s) as runner:
+    with Runner(budget_s, timeout_s) as runner:
         for first in range(0, len(candidates), _BATCH):
             some = candidates[first : first + _BATCH]
             base, *timings = runner.time(program, [Schedule(), *(c.schedule for c in some)])
