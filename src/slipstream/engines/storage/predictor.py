@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, ndtri
 
 from slipstream.engines.storage.policies import (
     BINS,
@@ -62,7 +62,7 @@ class AccessForecast:
         """
         if not 0 < share < 1:
             raise InvalidArgumentError("share", f"{share} is not between 0 and 1")
-        return math.exp(min(self.mean_log + self.sd_log * float(ndtri(share)), 700.0))
+        return math.exp(min(self.mean_log + self.sd_log * NormalDist().inv_cdf(share), 700.0))
 
     def gittins(self) -> Float64s:
         """Return the hit density [64] by age that the cache policy ranks by.
@@ -259,6 +259,9 @@ def _statistics(
     seen: Observations, group: npt.NDArray[Any], names: list[Context], task: str
 ) -> dict[Context, _Group]:
     """Fit a censored log-normal to each group by expectation maximisation."""
+    # Not at import, since finding techniques imports this package.
+    from scipy.special import log_ndtr
+
     count = np.bincount(group, minlength=len(names)).astype(np.float64)
     size, x = np.maximum(count, 1.0), np.log(seen.value)
     mean = np.bincount(group, x, len(names)) / size

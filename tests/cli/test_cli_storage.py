@@ -1,0 +1,62 @@
+"""slipstream storage: from a trace of another tool to a prediction and a proof."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.cli._main import _command
+from slipstream.errors import SlipstreamError, UsageError
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Import six shuffled epochs of 30 files; a line is broken."""
+    rng = np.random.default_rng(0)
+    rows = [f"{n},/train/{shard:03d},100" for n in range(6) for shard in rng.permutation(30)]
+    source = tmp_path / "run.csv"
+    source.write_text("\n".join(["time,object,size", *rows, "7,/train/000"]) + "\n")
+    with pytest.raises(SlipstreamError, match="malformed"):
+        _command(["storage", "import", str(source), "-o", str(tmp_path / "run.npz")])
+    arguments = ["storage", "import", str(source), "--skip-bad", "-o", str(tmp_path / "run.npz")]
+    assert _command(arguments) == 0
+    return tmp_path / "run.npz"
+
+
+def test_a_trace_is_profiled_predicted_and_proved(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def result(*arguments: str) -> dict[str, object]:
+        capsys.readouterr()
+        assert _command(["storage", *arguments, "--json"]) == 0
+        found: dict[str, object] = json.loads(capsys.readouterr().out)
+        return found
+
+    profiled = result("profile", str(trace))
+    assert (profiled["requests"], profiled["objects"]) == (180, 30)
+    assert profiled["notes"] == {"bad entries skipped": 1}
+    predicted = result("predict", str(trace), "--size", "50%", "--policies", "lru,learned")
+    outcomes = predicted["outcomes"]
+    assert isinstance(outcomes, list)
+    rates = {outcome["policy"]: outcome["hit_rate"] for outcome in outcomes}
+    assert rates["lru"] < rates["learned"]
+    fast = ("--latency", "0.1ms", "--bandwidth", "1GB/s", "--reads", "60")
+    proved = result("prove", str(trace), "--size", "50%", *fast)
+    assert proved["reads"] == 60
+    assert _command(["storage", "predict", str(trace)]) == 0
+    assert "belady" in capsys.readouterr().out
+
+
+def test_bad_options_are_refused(trace: Path) -> None:
+    for arguments in (
+        ["predict", str(trace), "--size", "200%"],
+        ["predict", str(trace), "--policies", "lruu"],
+        ["predict", str(trace), "--latency", "soon"],
+        ["prove", str(trace), "--policies", "belady"],
+        ["record", "-o", "run.txt", "--", "true"],
+    ):
+        with pytest.raises(UsageError):
+            _command(["storage", *arguments])
