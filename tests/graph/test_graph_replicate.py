@@ -27,15 +27,16 @@ def test_one_rank_is_the_graph_itself(step: Graph) -> None:
 
 def test_equal_ranks_take_as_long_as_one(step: Graph) -> None:
     four = replicate(step, 4)
-    assert len(four) == 4 * len(step)
+    assert len(four) == 4 * len(step) + len(step.exchanges)
     assert len(four.exchanges) == 4 * len(step.exchanges)
     assert four.samples == step.samples
     assert four.workers == 4
     timeline, alone = replay(four), replay(step)
     assert timeline.step_ns == alone.step_ns
-    np.testing.assert_array_equal(timeline.end_ns, np.tile(alone.end_ns, 4))
+    copies = 4 * len(step)
+    np.testing.assert_array_equal(timeline.end_ns[:copies], np.tile(alone.end_ns, 4))
     assert timeline.peak_bytes == alone.peak_bytes
-    assert (four.tasks.rank == np.repeat(np.arange(4), len(step))).all()
+    assert (four.tasks.rank[:copies] == np.repeat(np.arange(4), len(step))).all()
     # Ranks share no tensors.
     storages = [set(part[part >= 0].tolist()) for part in np.split(four.operands, 4)]
     assert not set.intersection(*storages)
@@ -67,9 +68,13 @@ def test_every_exchange_begins_when_the_last_rank_is_ready(step: Graph) -> None:
         ready = timeline.end_ns[row.ready + n * np.arange(4)]
         assert (begins == begins[0]).all()
         assert begins[0] >= ready.max() == ready[2]
-    across = four.edges.source // n != four.edges.target // n
-    assert across.sum() == 4 * 3 * len(step.exchanges)
+    # An edge from and to each rank for each exchange.
+    across = (four.edges.source >= 4 * n) | (four.edges.target >= 4 * n)
+    assert across.sum() == 2 * 4 * len(step.exchanges)
     assert (four.edges.kind[across] == Dependency.COMMUNICATION).all()
+    assert len(replicate(replace(step, meta={**step.meta, "workers": 1}), 256).edges) < 256 * (
+        len(step.edges) + len(step.exchanges) + 1
+    )
 
 
 def test_a_step_waits_for_the_slowest_as_in_the_closed_form() -> None:

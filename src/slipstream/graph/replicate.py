@@ -20,7 +20,8 @@ def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -
     """Return `graph` on `ranks` ranks; task t of rank r is task ``r * len(graph) + t``.
 
     Each rank has separate lanes. An exchange (`Graph.exchanges`) begins on all ranks when the last
-    one is ready for it. Allocations are those of the first rank, because ranks do not share memory.
+    one is ready for it: with several ranks, a task per exchange follows in which they meet.
+    Allocations are those of the first rank, because ranks do not share memory.
 
     Args:
         ranks: the number of ranks; equal to `graph.workers` if that is above 1.
@@ -70,7 +71,6 @@ def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -
     replicated = replace(
         graph,
         tasks=Tasks(**columns),
-        edges=_edges(graph, ranks),
         operand_start=np.append(starts.ravel(), len(operands)).astype(np.int64),
         operands=np.where(operands >= 0, operands + shift, -1).astype(np.int32),
         parameters=(graph.parameters + (np.arange(ranks) * storages)[:, None])
@@ -86,21 +86,53 @@ def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -
         exchanges=tuple(rows),
         edits=(*graph.edits, Edit("replicate", f"{ranks} ranks", n * (ranks - 1))),
     )
+    if ranks > 1:
+        replicated = _with_joins(graph, replicated, ranks)
     replicated.check()
     return replicated
 
 
-def _edges(graph: Graph, ranks: int) -> Edges:
-    """Return each rank's edges, and those from the releases of an exchange to all its copies."""
-    edges, n = graph.edges, len(graph)
-    all_edges = np.arange(len(edges))
-    releasing = np.flatnonzero(np.isin(edges.target, [row.task for row in graph.exchanges]))
-    pairs = [(a, b, all_edges if a == b else releasing) for a in range(ranks) for b in range(ranks)]
-    chosen = np.concatenate([which for _, _, which in pairs])
-    from_rank = np.concatenate([np.full(len(which), a * n) for a, _, which in pairs])
-    to_rank = np.concatenate([np.full(len(which), b * n) for _, b, which in pairs])
-    kind = np.where(from_rank == to_rank, edges.kind[chosen], Dependency.COMMUNICATION)
-    return Edges.of(
-        edges.source[chosen] + from_rank, edges.target[chosen] + to_rank, kind,
-        edges.delay_ns[chosen], edges.lag[chosen],
+def _with_joins(graph: Graph, copies: Graph, ranks: int) -> Graph:
+    """Return `copies` of `graph` whose exchanges begin together.
+
+    A task without duration waits for all ranks to be ready for an exchange, and releases it on each
+    of them, so that the number of edges is proportional to that of ranks.
+    """
+    n, edges, rows = len(graph), graph.edges, [row.task for row in graph.exchanges]
+    offset = np.repeat(np.arange(ranks) * n, len(edges))
+    source, target = np.tile(edges.source, ranks), np.tile(edges.target, ranks) + offset
+    kind, delay_ns, lag = (
+        np.tile(column, ranks) for column in (edges.kind, edges.delay_ns, edges.lag)
+    )
+    join_of = np.full(n, -1)
+    join_of[rows] = n * ranks + np.arange(len(rows))
+    joined = np.tile(join_of[edges.target], ranks)
+    released = np.concatenate([np.arange(ranks) * n + row for row in rows] or [np.empty(0, int)])
+    joins = np.repeat(n * ranks + np.arange(len(rows)), ranks)
+    zeros = np.zeros(len(joins))
+    # Joins of exchanges on one lane are in their order.
+    lanes, lane = np.unique(graph.tasks.lane[rows], return_inverse=True)
+    tasks = graph.tasks.take(np.array(rows, np.int64))
+    nothing = np.zeros(len(rows))
+    tasks = replace(
+        tasks, duration_ns=nothing, gap_ns=nothing, spread=nothing,
+        kind=np.full(len(rows), int(Kind.WAIT), np.uint8),
+        lane=(len(copies.lanes) + lane).astype(np.int32),
+    )  # fmt: skip
+    return replace(
+        copies,
+        tasks=copies.tasks.joined(tasks),
+        edges=Edges.of(
+            np.concatenate([source + offset, joins]),
+            np.concatenate([np.where(joined >= 0, joined, target), released]),
+            np.concatenate([
+                np.where(joined >= 0, Dependency.COMMUNICATION, kind),
+                np.full(len(joins), int(Dependency.COMMUNICATION)),
+            ]),
+            np.concatenate([delay_ns, zeros]), np.concatenate([lag, zeros]),
+        ),
+        operand_start=np.append(
+            copies.operand_start, np.full(len(rows), copies.operand_start[-1])
+        ),
+        lanes=(*copies.lanes, *(f"start of {graph.lanes[number]}" for number in lanes)),
     )  # fmt: skip
