@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import gc
+import pickle
 import threading
 from pathlib import Path
 
@@ -158,11 +159,38 @@ def test_threads_share_a_cache(tmp_path: Path, origin: Path) -> None:
     assert sum(path.stat().st_size for path in (tmp_path / "fast").iterdir()) <= 800
 
 
-def test_another_process_is_refused(tmp_path: Path, origin: Path) -> None:
+def test_workers_read_through_the_process_that_created_the_cache(
+    tmp_path: Path, origin: Path
+) -> None:
+    cache = ShardCache(tmp_path / "fast", 10_000, origin)
+    dataset = CachedDataset(names(40), cache, lambda content: content[0])
+    for _ in range(2):
+        loader: DataLoader[int] = DataLoader(
+            dataset,  # type: ignore[arg-type]
+            batch_size=5, num_workers=2, multiprocessing_context="fork",
+        )  # fmt: skip
+        assert [int(value) for batch in loader for value in batch] == [
+            int(name[-3:]) for name in dataset.names
+        ]
+    assert cache.counts.reads == 80
+    assert cache.counts.hits >= 40
+
+
+def test_a_copy_in_a_spawned_process_reads_through_the_first(tmp_path: Path, origin: Path) -> None:
     cache = ShardCache(tmp_path / "fast", 1000, origin)
-    cache._pid = os.getppid()
-    with pytest.raises(SlipstreamError, match="another process"):
-        cache.read("train/shard-001")
+    copy = pickle.loads(pickle.dumps(cache))
+    copy._pid = -1  # as in another process
+    assert copy.read("train/shard-001") == bytes([1]) * 100
+    with copy.open("train/shard-001") as file:
+        assert file.read() == bytes([1]) * 100
+    assert (cache.counts.reads, cache.counts.hits) == (2, 1)
+    with pytest.raises(SlipstreamError, match="cannot be read") as caught:
+        copy.read("missing")
+    assert caught.value.where == "missing"
+    del cache
+    gc.collect()
+    with pytest.raises(SlipstreamError, match="does not answer"):
+        copy.read("train/shard-001")
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import secrets
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 from urllib.parse import quote, unquote
 
 from slipstream.engines.storage.policies import CachePolicy
@@ -22,6 +28,8 @@ from slipstream.units import parse_bytes
 
 _T = TypeVar("_T")
 _SUFFIX = ".cached"
+# First bytes of answers to other processes.
+_CONTENT, _ERROR = b"+", b"-"
 # Longest name of a file on common file systems, less what a temporary name adds.
 _MAX_NAME = 200
 
@@ -53,7 +61,7 @@ class ShardCache:
 
     The policy is the one that `simulate` predicts with. Files must not change at the origin.
     If the fast disk fails or is full, files are read from the origin. Threads may share a cache;
-    processes may not, so a DataLoader over it has no workers.
+    other processes, such as workers of a DataLoader, read through the one that created it.
 
     Args:
         folder: on the fast disk; what an earlier cache left there is used.
@@ -97,9 +105,11 @@ class ShardCache:
         self._names: list[str] = []
         self._stored: set[str] = set()
         self.counts = CacheCounts()
+        self._address, self._key, self._links = "", secrets.token_bytes(32), threading.local()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._adopt()
+            self._listen()
         except OSError as error:
             raise SlipstreamError(
                 f"the cache folder cannot be used: {error.strerror}", where=str(folder),
@@ -118,15 +128,10 @@ class ShardCache:
             context: context of this read, in addition to that of the cache.
 
         Raises:
-            SlipstreamError: the origin fails, or this is another process than the one that
-                created the cache.
+            SlipstreamError: the origin fails, or the process that created the cache has ended.
         """
-        if not self.is_usable():
-            raise SlipstreamError(
-                "a ShardCache was used in another process than the one that created it",
-                remedy="use DataLoader(num_workers=0), or create a ShardCache with its own folder "
-                "in each worker",
-            )
+        if os.getpid() != self._pid:
+            return self._read_in_owner(name, context)
         content = self._read_stored(name)
         hit = content is not None
         elapsed_ns = 0
@@ -149,7 +154,7 @@ class ShardCache:
         """Return a file with the bytes that `read` returns; it stays readable when evicted."""
         content = self.read(name)
         try:
-            if name in self._stored:
+            if name in self._stored and os.getpid() == self._pid:
                 return self._path(name).open("rb")
             # A real file, since some decoders need its number.
             file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
@@ -159,9 +164,40 @@ class ShardCache:
             return io.BytesIO(content)
         return file
 
-    def is_usable(self) -> bool:
-        """Whether this is the process that created the cache."""
-        return os.getpid() == self._pid
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in a spawned process reads through this one.
+        shared = ("_folder", "_stored", "_pid", "_address", "_key", "counts")
+        return {key: vars(self)[key] for key in shared} | {"_stored": set()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _links=threading.local())
+
+    def _listen(self) -> None:
+        """Answer other processes in a thread, until the cache is collected."""
+        listener = Listener(None, "AF_UNIX", authkey=self._key)
+        self._address = str(listener.address)
+        threading.Thread(
+            target=_accept, args=(weakref.ref(self), listener), daemon=True, name="ShardCache"
+        ).start()
+        weakref.finalize(self, listener.close)
+
+    def _read_in_owner(self, name: str, context: Mapping[str, str] | None) -> bytes:
+        pid, link = getattr(self._links, "opened", (0, None))
+        try:
+            if pid != os.getpid() or link is None:
+                link = Client(self._address, "AF_UNIX", authkey=self._key)
+                self._links.opened = os.getpid(), link
+            link.send_bytes(json.dumps([name, dict(context or {})]).encode())
+            answer: bytes = link.recv_bytes()
+        except (OSError, EOFError, AuthenticationError) as error:
+            raise SlipstreamError(
+                "the process that created the ShardCache does not answer", where=name,
+                remedy="keep that process and its ShardCache alive while workers read",
+            ) from error  # fmt: skip
+        if answer[:1] == _ERROR:
+            what, where, remedy = json.loads(answer[1:])
+            raise SlipstreamError(what, where=where, remedy=remedy)
+        return answer[1:]
 
     def _update(self, name: str, content: bytes, context: Mapping[str, str]) -> None:
         """Let the policy see a read, and make the folder what it decides."""
@@ -249,6 +285,34 @@ class ShardCache:
                 f"the origin cannot be read: {type(error).__name__}: {error}", where=name,
                 remedy="check the name and the origin; files in the cache can still be read",
             ) from error  # fmt: skip
+
+
+def _accept(cache: weakref.ref[ShardCache], listener: Listener) -> None:
+    while True:
+        try:
+            link = listener.accept()
+        except (AuthenticationError, EOFError):
+            continue
+        except OSError:  # closed
+            return
+        threading.Thread(target=_answer, args=(cache, link), daemon=True).start()
+
+
+def _answer(cache: weakref.ref[ShardCache], link: Connection) -> None:
+    """Read for another process until it closes the connection."""
+    with link, suppress(EOFError, OSError):
+        while True:
+            name, context = json.loads(link.recv_bytes())
+            owner = cache()
+            if owner is None:
+                return
+            try:
+                answer = _CONTENT + owner.read(name, context)
+            except SlipstreamError as error:
+                parts = [error.what, error.where, error.remedy]
+                answer = _ERROR + json.dumps(parts).encode()
+            link.send_bytes(answer)
+            del owner
 
 
 def _origin(place: str) -> Callable[[str], bytes]:

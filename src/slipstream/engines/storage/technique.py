@@ -141,7 +141,7 @@ def _cached(original: Any, cache: ShardCache, origin: str) -> Any:
 
     @functools.wraps(original)
     def cached_open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if mode == "rb" and isinstance(file, (str, os.PathLike)) and cache.is_usable():
+        if mode == "rb" and isinstance(file, (str, os.PathLike)):
             path = os.path.realpath(file)
             if path.startswith(origin + os.sep):
                 try:
