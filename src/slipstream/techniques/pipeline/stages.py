@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from slipstream.cluster.orders import Action, Order, Slot
@@ -253,10 +254,11 @@ class Stage:
                 # No rank waits for the first stage.
                 self._groups[number] = None
                 return
-            gradient = None if self.is_last else [self._gradient(number)]
+            gradient: Any = None if self.is_last else [self._gradient(number)]
             (sent, *_), self._groups[number] = stage_backward_input(
                 [out], gradient, [x], iter(self._parameters)
             )
+            assert sent is not None
             self._send(sent, self.rank - 1, _BACKWARD, number)
             return
         out.backward(self._gradient(number))
@@ -272,7 +274,7 @@ class Stage:
 
     def _update(self) -> None:
         # Backward passes in flight compute with the current weights on purpose.
-        with torch.autograd._unsafe_preserve_version_counter(tuple(self._parameters)):
+        with _unsafe_preserve_version_counter(tuple(self._parameters)):
             self.optimizer.step()
         self.optimizer.zero_grad()
         self.updates += 1

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slipstream import technique
 from slipstream.durations.durations import one_pool
@@ -201,7 +201,7 @@ class RanksArm(Arm):
         return answers
 
     def _check_replicas(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        if not are_replicas(self._workload.techniques):
+        if not are_replicas(cast(Sequence[Technique], self._workload.techniques)):
             return
         different = [n for n, a in enumerate(answers) if a["digest"] != answers[0]["digest"]]
         if different:
