@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from slipstream.data import ORACLE_GENERAL, get
 from slipstream.engines.storage import (
+    AccessPredictor,
     AccessTrace,
     CachedDataset,
     ShardCache,
@@ -36,6 +37,7 @@ from slipstream.engines.storage import (
     throttled,
 )
 from slipstream.engines.storage.policies import next_requests, numbered
+from slipstream.engines.storage.predictor import Observations
 from slipstream.engines.storage.tokens import ContextClasses
 from slipstream_bench.generators.accesses import JOBS, TrainingJob, training_accesses
 from slipstream_bench.harness import paired, times_s
@@ -57,6 +59,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _epoch_rows(options)
     yield from _trace_rows(options)
     yield from _drift_row(options)
+    yield from _calibration_rows(options)
     yield from _decision_row(options)
     yield from _import_rows(options)
     yield from _recorder_row(options)
@@ -181,7 +184,7 @@ def _epoch_rows(options: BenchOptions) -> Iterator[Bar]:
                 training_accesses(seed), share, ("learned", "auto", "wtinylfu", "belady")
             )
             rows.append(
-                {one.policy: 1 - one.hit_rate for one in found.outcomes}
+                {outcome.policy: 1 - outcome.hit_rate for outcome in found.outcomes}
                 | {"gain": found.text_gain or 0.0, "matters": bool(found.text_matters)}
             )
         worst = max(row["learned"] for row in rows)
@@ -240,6 +243,57 @@ def _drift_row(options: BenchOptions) -> Iterator[Bar]:
     recovered = next((n for n, (now, fresh) in enumerate(pairs) if now >= 0.9 * fresh), 30)
     yield at_most(bar, recovered, 2, "epochs", n=1, detail=f"epochs of {epoch} requests",
                   data={"pairs": pairs})  # fmt: skip
+
+
+def _planted(
+    samples: int, censored: bool
+) -> tuple[Observations, list[dict[str, str]], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Draw log-normal values of 40 contexts, of which 30 % are cut off if `censored`."""
+    random = np.random.default_rng(7)
+    features = [{"job": f"job{a}", "kind": f"kind{b}"} for a in range(8) for b in range(5)]
+    mean, sd = random.uniform(0, 8, 40), random.uniform(0.3, 1.5, 40)
+    classes = np.repeat(np.arange(40), samples).astype(np.int32)
+    value = random.normal(mean[classes], sd[classes])
+    # A normal limit with the same spread is exceeded by 30 % of the values.
+    limit = random.normal(mean[classes] + 0.7416 * sd[classes], sd[classes])
+    cut = (value > limit) & censored
+    return Observations(classes, np.exp(np.where(cut, limit, value)), cut), features, mean, sd
+
+
+def _calibration_rows(options: BenchOptions) -> Iterator[Bar]:
+    bars = {
+        "planted contexts, 1,000 samples: error of log-mean": (0.05, ""),
+        "planted contexts, 1,000 samples: error of log-sd": (0.05, ""),
+        "30 % censored: change of the log-mean": (3.0, "%"),
+    }
+    covers = "planted contexts: new values in the 90 % interval"
+    if not any(options.wants(bar) for bar in (*bars, covers)):
+        return
+    options.progress(covers)
+    forecasts = {}
+    for censored in (False, True):
+        seen, features, mean, sd = _planted(1000, censored)
+        predictor = AccessPredictor(("interval_s",)).fit_observations(
+            {"interval_s": seen}, features, ("job", "kind")
+        )
+        forecasts[censored] = [
+            predictor.predict_tokens(tuple(context.items()), "interval_s") for context in features
+        ]
+    means, censored_means = (
+        np.array([forecast.mean_log for forecast in forecasts[key]]) for key in (False, True)
+    )
+    sds = np.array([forecast.sd_log for forecast in forecasts[False]])
+    change = 100 * float(np.mean(abs(censored_means - means)) / np.mean(abs(means)))
+    values = float(np.mean(abs(means - mean))), float(np.mean(abs(sds - sd))), change
+    for (bar, (limit, unit)), value in zip(bars.items(), values, strict=True):
+        yield at_most(bar, value, limit, unit, n=len(means), detail="mean over 40 contexts")
+    new = np.random.default_rng(8).normal(mean, sd, (5000, len(mean)))
+    low, high = (
+        np.log([forecast.quantile(share) for forecast in forecasts[False]])
+        for share in (0.05, 0.95)
+    )
+    share = 100 * float(np.mean((low <= new) & (new <= high)))
+    yield Bar(covers, share, "%", "88 to 92", 88 <= share <= 92, new.size)
 
 
 def _decision_row(options: BenchOptions) -> Iterator[Bar]:

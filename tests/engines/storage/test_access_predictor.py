@@ -110,9 +110,9 @@ def test_a_predictor_warms_up_a_cache(tmp_path: object) -> None:
     """A policy that knows that checkpoints never return does not store the first ones."""
     predictor = AccessPredictor().fit(epochs())
     hits = []
-    for known in (None, predictor):
-        cache = ShardCache(f"{tmp_path}/{known is None}", 2500, lambda name: bytes(100),
-                           policy="learned", predictor=known)  # fmt: skip
+    for prepared in (None, predictor):
+        cache = ShardCache(f"{tmp_path}/{prepared is None}", 2500, lambda name: bytes(100),
+                           policy="learned", predictor=prepared)  # fmt: skip
         trace = epochs(3)
         for number in trace.objects:
             cache.read(trace.names[number])

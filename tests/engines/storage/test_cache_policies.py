@@ -29,22 +29,22 @@ def requests(draw: st.DrawFn) -> Requests:
     """Draw objects and the size of each request; an object keeps its size."""
     objects = draw(st.lists(st.integers(0, 12), min_size=1, max_size=120))
     sizes = draw(st.lists(st.integers(0, 6), min_size=13, max_size=13))
-    return objects, [sizes[one] for one in objects]
+    return objects, [sizes[item] for item in objects]
 
 
 def queue(objects: list[int], sizes: list[int], capacity: int, promote: bool) -> list[bool]:
     """LRU, or FIFO without `promote`."""
     cached: OrderedDict[int, int] = OrderedDict()
     hits = []
-    for one, size in zip(objects, sizes, strict=True):
-        hits.append(one in cached)
-        if one in cached:
+    for item, size in zip(objects, sizes, strict=True):
+        hits.append(item in cached)
+        if item in cached:
             if promote:
-                cached.move_to_end(one)
+                cached.move_to_end(item)
         elif size <= capacity:
             while sum(cached.values()) + size > capacity:
                 cached.popitem(last=False)
-            cached[one] = size
+            cached[item] = size
     return hits
 
 
@@ -52,18 +52,18 @@ def belady(objects: list[int], sizes: list[int], capacity: int) -> list[bool]:
     """Evict what is requested last; of several that never are, the one with the largest number."""
     cached: dict[int, int] = {}
     hits = []
-    for at, (one, size) in enumerate(zip(objects, sizes, strict=True)):
+    for at, (item, size) in enumerate(zip(objects, sizes, strict=True)):
 
         def due(other: int, at: int = at) -> tuple[float, int]:
             rest = objects[at + 1 :]
             return (rest.index(other) if other in rest else float("inf")), other
 
-        hits.append(one in cached)
-        if one not in cached and size <= capacity:
+        hits.append(item in cached)
+        if item not in cached and size <= capacity:
             while sum(cached.values()) + size > capacity:
                 # The requested object is not among the candidates.
                 del cached[max(cached, key=due)]
-            cached[one] = size
+            cached[item] = size
     return hits
 
 
@@ -72,10 +72,10 @@ def sieve(objects: list[int], sizes: list[int], capacity: int) -> list[bool]:
     size_of: dict[int, int] = {}
     visited: dict[int, bool] = {}
     hits, hand = [], 0
-    for one, size in zip(objects, sizes, strict=True):
-        hits.append(one in size_of)
-        if one in size_of:
-            visited[one] = True
+    for item, size in zip(objects, sizes, strict=True):
+        hits.append(item in size_of)
+        if item in size_of:
+            visited[item] = True
         elif size <= capacity:
             while sum(size_of.values()) + size > capacity:
                 hand = hand if hand < len(order) else 0
@@ -86,8 +86,8 @@ def sieve(objects: list[int], sizes: list[int], capacity: int) -> list[bool]:
                 # Behind the newest object, the hand starts again at the oldest, even if newer ones
                 # arrive first.
                 hand = hand if hand < len(order) else 0
-            order.append(one)
-            size_of[one], visited[one] = size, False
+            order.append(item)
+            size_of[item], visited[item] = size, False
     return hits
 
 
@@ -119,16 +119,16 @@ def test_a_policy_never_holds_more_than_its_capacity(
     policy = CachePolicy(name, capacity)
     held: dict[int, int] = {}
     hits = []
-    for one, size in zip(objects, sizes, strict=True):
-        hit, stored = policy.request(one, size)
-        assert hit == (one in held)
+    for item, size in zip(objects, sizes, strict=True):
+        hit, stored = policy.request(item, size)
+        assert hit == (item in held)
         hits.append(hit)
         evicted = policy.evicted()
         for other in evicted:
             held.pop(other, None)
         if stored:
-            held[one] = size
-        assert stored == (one in held)
+            held[item] = size
+        assert stored == (item in held)
         assert sum(held.values()) <= capacity
     if name != "belady":
         assert hits == run(name, objects, sizes, capacity)
@@ -153,7 +153,7 @@ def test_auto_follows_the_policy_with_the_most_hits() -> None:
 
 
 def test_a_learned_context_separates_what_is_read_again() -> None:
-    """Half of the requests are to objects that never return, in a context of their own."""
+    """Half of the requests are to objects that never return, in a separate context."""
     rng = np.random.default_rng(0)
     objects = np.where(np.arange(8000) % 2, np.arange(8000) + 200, rng.integers(0, 200, 8000))
     numbers, _ = numbered(objects.astype(np.uint64))
@@ -181,9 +181,9 @@ def test_a_prior_decides_before_anything_was_seen() -> None:
     context = (np.arange(400) % 2).astype(np.int32)
     objects = np.where(context == 1, rng.integers(0, 20, 400), np.arange(400) + 20)
     hits = []
-    for known in (False, True):
+    for prepared in (False, True):
         policy = CachePolicy("learned", 20)
-        if known:
+        if prepared:
             policy.set_prior(0, np.full(BINS, 1e-6), 200.0)
             policy.set_prior(1, np.full(BINS, 0.2), 200.0)
         found = policy.simulate(objects.astype(np.int32), np.ones(400, np.int64), context)

@@ -64,11 +64,14 @@ def test_otlp_protobuf_equals_json(tmp_path: Path) -> None:
     resource = message.resource_spans.add()
     resource.resource.attributes.add(key="service.name").value.string_value = "trainer"
     scope = resource.scope_spans.add()
-    for one in (SPAN, PARENT):
-        span = scope.spans.add(name=one["name"], start_time_unix_nano=int(one["startTimeUnixNano"]))
-        span.trace_id, span.span_id = bytes.fromhex(one["traceId"]), bytes.fromhex(one["spanId"])
-        span.parent_span_id = bytes.fromhex(one.get("parentSpanId", ""))
-        for pair in one.get("attributes", ()):
+    for source in (SPAN, PARENT):
+        start_ns = int(str(source["startTimeUnixNano"]))
+        span = scope.spans.add(name=source["name"], start_time_unix_nano=start_ns)
+        span.trace_id = bytes.fromhex(str(source["traceId"]))
+        span.span_id = bytes.fromhex(str(source["spanId"]))
+        span.parent_span_id = bytes.fromhex(str(source.get("parentSpanId", "")))
+        pairs: Any = source.get("attributes", ())
+        for pair in pairs:
             value = span.attributes.add(key=pair["key"]).value
             if "intValue" in pair["value"]:
                 value.int_value = int(pair["value"]["intValue"])
@@ -173,7 +176,7 @@ def epochs(count: int = 12) -> AccessTrace:
     rng = np.random.default_rng(0)
     names = []
     for epoch in range(count):
-        names += [f"/train/shard-{one:04d}.tar" for one in rng.permutation(100)]
+        names += [f"/train/shard-{item:04d}.tar" for item in rng.permutation(100)]
         names.append(f"/checkpoint-{epoch:04d}.pt")
     return AccessTrace.of(names, [400 if "check" in name else 100 for name in names])
 
@@ -182,7 +185,7 @@ def test_prediction_of_epochs() -> None:
     trace = epochs()
     origin = StorageOrigin(latency_ns=1e6, bytes_per_s=1e6, price_per_gb=2.0)
     found = predict_cache(trace, "20%", ("lru", "learned", "belady"), origin)
-    outcome = {one.policy: one for one in found.outcomes}
+    outcome = {item.policy: item for item in found.outcomes}
     assert outcome["lru"].hit_rate < outcome["learned"].hit_rate
     lru = outcome["lru"]
     misses = round((1 - lru.hit_rate) * len(trace))
@@ -245,7 +248,7 @@ def test_recording_follows_forks_and_keeps_the_status(
         Path(f"{name}.bin").write_bytes(bytes(size))
     write(Path("program.txt"), PROGRAM)
     trace, status = record_trace([sys.executable, "program.txt", "3"])
-    names = [Path(trace.names[one]).name for one in trace.objects]
+    names = [Path(trace.names[item]).name for item in trace.objects]
     ops = [OPS[op] for op in trace.ops]
     seen = [each for each in zip(names, ops, trace.sizes.tolist(), strict=True) if "bin" in each[0]]
     assert seen == [
