@@ -79,12 +79,12 @@ def utilisation(order: Order) -> float:
                 edges.append((index[stage + 1, action, m], task, lag))
         if action is Action.FORWARD and stage:
             edges.append((index[stage - 1, action, m], task, 0))
-    source, target, lag = np.array(edges, np.int32).reshape(-1, 3).T
+    source, target, lags = np.array(edges, np.int32).reshape(-1, 3).T
     duration = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
     durations = np.array([duration.get(action, 1.0) for _, action, _ in index])
     program = native.Program(
         lane=np.array(lanes, np.int32), duration_ns=durations,
-        edges=native.Edges(source, target, lag=lag.astype(np.uint8)), steps=2 + order.max_shift,
+        edges=native.Edges(source, target, lag=lags.astype(np.uint8)), steps=2 + order.max_shift,
     )  # fmt: skip
     ends = native.simulate(program).step_end_ns
     return float(durations.sum() / order.stages / (ends[-1] - ends[-2]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,7 +14,11 @@ from torch import nn
 import slipstream as ss
 from slipstream import native
 from slipstream.cluster.orders import ORDERS, Action, Order
+from slipstream.ranks import calibrate
 from slipstream.techniques.pipeline.technique import Pipeline
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.profiling import profile
+from slipstream.workload import Workload
 from slipstream.workload.built import build_from
 from slipstream_bench.harness import paired
 from slipstream_bench.lab import Turn, arms_on_ranks, on_ranks
@@ -27,6 +32,8 @@ _WIDTH, _LAYERS, _ROWS, _STEPS = 512, 8, 64, 12
 _GAINS = {1.0: 2.2, 5.0: 5.5, 20.0: 10.0}
 _DELAYS = (0, 1, 2, 4, 8, 16, 32, 64)
 _LOSS_STEPS = 100
+_BATCH, _PREDICTED = 512, ("gpipe", "1f1b", "zero_bubble", "async")
+_MESSAGES = (1 << 13, 1 << 15, 1 << 17, 1 << 19)
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -70,6 +77,32 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             yield runs.ratio("gpipe", "async").at_least(
                 bar, target, detail=f"limit {1 + 1 / micro_batches:g}, {_LAYERS} layers"
             )
+    bar = "predicted step, 2 processes, median error"
+    if options.wants(bar, 60.0):
+        options.progress(bar)
+        yield _predicted(bar, (2, 4, 8) if options.full else (4,), 25 if options.full else 7)
+
+
+def _predicted(bar: str, sizes: Sequence[int], blocks: int) -> Bar:
+    """Compare predicted and measured speed-ups over one process, in steps of equal batches."""
+    torch.set_num_threads(1)
+    graph = profile(Workload.of(*_parts(_BATCH)), steps=8, threads=1)
+    cluster = calibrate(2, sizes=_MESSAGES, repeats=5)
+    errors, notes = [], []
+    for size in sizes:
+        names = [f"pipeline:2,micro_batches={size},schedule={name}" for name in _PREDICTED]
+        predictions = predict(graph, names, cluster=cluster)
+        with arms_on_ranks(2, predicted_turns, micro_batches=size) as arms:
+            runs = paired(arms, clock="wall", blocks=blocks, budget_s=60.0)
+        for name, prediction in zip(_PREDICTED, predictions, strict=True):
+            measured = runs.ratio("alone", name).value
+            predicted = prediction.baseline_ns / prediction.step_ns
+            errors.append(100 * abs(measured / predicted - 1.0))
+            notes.append(f"{name}, {size}: {predicted:.2f}x, measured {measured:.2f}x")
+    return at_most(
+        bar, statistics.median(errors), 10.0, "%", n=len(errors),
+        detail=f"largest {max(errors):.0f} %; speed-ups over one process: {'; '.join(notes)}",
+    )  # fmt: skip
 
 
 def utilisation(order: Order) -> float:
@@ -84,11 +117,11 @@ def utilisation(order: Order) -> float:
         if action is not Action.UPDATE and (other, action, m) in index:
             lag = order.shift(stage, action, m) - order.shift(other, action, m)
             edges.append((index[other, action, m], task, lag))
-    source, target, lag = np.array(edges, np.int32).T
+    source, target, lags = np.array(edges, np.int32).T
     duration = np.array([float(action is not Action.UPDATE) for _, action, _ in index])
     program = native.Program(
         lane=np.array([stage for stage, _, _ in index], np.int32), duration_ns=duration,
-        edges=native.Edges(source, target, lag=lag.astype(np.uint8)), steps=2 + order.max_shift,
+        edges=native.Edges(source, target, lag=lags.astype(np.uint8)), steps=2 + order.max_shift,
     )  # fmt: skip
     ends = native.simulate(program).step_end_ns
     return float(duration.sum() / order.stages / (ends[-1] - ends[-2]))
@@ -151,6 +184,16 @@ def stage_losses(stages: int, schedule: str) -> list[float]:
     losses = [float(built.step()) for _ in range(_LOSS_STEPS)]
     built.settle()
     return losses
+
+
+def predicted_turns(micro_batches: int) -> dict[str, Turn]:
+    """Return turns of a step of one process on each rank, and of all predicted schedules."""
+    alone = build_from(_parts(_BATCH), (), 0, "bench")
+    made = {"alone": Turn(alone.step)}
+    for name in _PREDICTED:
+        technique = Pipeline(2, micro_batches, name)  # type: ignore[arg-type]
+        made[name] = Turn(build_from(_parts(_BATCH), (technique,), 0, "bench").step)
+    return made
 
 
 def turns(micro_batches: int) -> dict[str, Turn]:

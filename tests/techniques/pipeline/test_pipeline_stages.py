@@ -22,7 +22,7 @@ from slipstream.workload.built import build_from
 STEPS = 30
 
 
-def parts(layers: int = 6) -> tuple[nn.Module, Any, Any, Any]:
+def parts(layers: int = 6) -> tuple[nn.Sequential, Any, Any, Any]:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(layers - 1)]
     model = nn.Sequential(*blocks, nn.Linear(16, 4))
