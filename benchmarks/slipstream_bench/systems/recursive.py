@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import functools
+import importlib
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -129,12 +130,10 @@ def _dynet() -> Any:
     """Return the package with batching on the fly; None if it is not installed."""
     if importlib.util.find_spec("dynet") is None:
         return None
-    import dynet_config
+    dynet_config = importlib.import_module("dynet_config")
 
     dynet_config.set(mem=1500, autobatch=1)
-    import dynet
-
-    return dynet
+    return importlib.import_module("dynet")
 
 
 class _InDyNet:
@@ -371,13 +370,13 @@ def _linearizer_rows(options: BenchOptions) -> Iterator[Bar]:
         per_node = {}
         for size in sizes:
             structures = _heap(size)
-            taken = times_s(functools.partial(linearize, structures), 9)
-            per_node[size] = float(np.median(taken)) / structures.nodes
+            elapsed_s = times_s(functools.partial(linearize, structures), 9)
+            per_node[size] = float(np.median(elapsed_s)) / structures.nodes
         if options.wants(rate):
             yield at_least(rate, 1e-6 / per_node[10**6], 5.0, "M nodes/s", detail="10^6 nodes")
         if options.wants(constant):
             worst = max(per_node.values()) / min(per_node.values())
-            shown = {size: round(1e9 * value, 2) for size, value in per_node.items()}
+            shown = {str(size): round(1e9 * value, 2) for size, value in per_node.items()}
             yield at_most(constant, worst, 1.2, "x", detail=f"ns: {shown}", data=shown)
     _, words = sentences()
     torch.manual_seed(0)
@@ -550,8 +549,8 @@ def _prediction_rows(options: BenchOptions) -> Iterator[Bar]:
             recursive.compile_calls(compiled)
             with torch.no_grad():
                 taken = paired(
-                    {"ours": lambda m=compiled, r=request: m(*r),
-                     "eager": lambda m=model, r=request: m(*r)}, blocks=8,
+                    {"ours": functools.partial(compiled, *request),
+                     "eager": functools.partial(model, *request)}, blocks=8,
                 )  # fmt: skip
             measured = taken.ratio("eager", "ours").value
             errors[f"{make.__name__}, {hidden}"] = 100 * (predicted / measured - 1)

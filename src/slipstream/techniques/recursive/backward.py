@@ -73,15 +73,15 @@ class _Differentiation:
         values = [piece for pieces in self._kind.states for piece in pieces]
         values += [(temporary.value, temporary.length) for temporary in self._kind.temporaries]
         stores: dict[Target, Piece] = {}
-        kept = {t.name: t.width for t in self._kind.temporaries}
+        saved = {t.name: t.width for t in self._kind.temporaries}
         for value, length in values:
             for load in loads(value):
                 if load.buffer in self._products:
                     width = self._products[load.buffer].columns
                     stores[Target(f"v{load.buffer}", load.index.offset, width)] = (load, length)
-                    kept[f"v{load.buffer}"] = width
+                    saved[f"v{load.buffer}"] = width
         return replace(
-            self._kind, stores=[(target, *piece) for target, piece in stores.items()], kept=kept
+            self._kind, stores=[(target, *piece) for target, piece in stores.items()], saved=saved
         )
 
     def run(self) -> Backward:
@@ -105,12 +105,12 @@ class _Differentiation:
         for source, ranges in self._gradients.items():
             for at, length, value in _summed(ranges, 0, math.inf):
                 self._store(source, at, length, value)
-        out.kept.update(self._result.forward.kept)
+        out.saved.update(self._result.forward.saved)
         return self._result
 
     def _differentiate_product(self, product: Product) -> None:
         out, name = self._out, f"d{product.name}"
-        out.kept[name] = product.columns
+        out.saved[name] = product.columns
         ranges = self._gradients.pop(row(product.name, product.columns), [])
         for at, length, value in _summed(ranges, 0, product.columns, zeros=True):
             out.temporaries.append(Temporary(name, value, length, at, product.columns))
@@ -137,7 +137,7 @@ class _Differentiation:
             target = Target(f"g{name[1:]}", at, self._widths[int(name[1:])], int(through[0][5:]))
             out.stores.append((target, value, length))
         elif name == "table":
-            out.kept["x"] = self._kind.table_width
+            out.saved["x"] = self._kind.table_width
             out.stores.append((Target("x", at, self._kind.table_width), value, length))
         else:
             places = self._result.constants.setdefault(int(name[1:]), [])
@@ -146,7 +146,7 @@ class _Differentiation:
                     places.append((at, temporary.name, temporary.offset, length))
                     return
             stored = f"y{name[1:]}at{at}"
-            out.kept[stored] = length
+            out.saved[stored] = length
             out.stores.append((Target(stored, 0, length), value, length))
             places.append((at, stored, 0, length))
 
@@ -164,18 +164,18 @@ class _Differentiation:
         if isinstance(value, Load):
             self._add(value, length, seed)
         elif isinstance(value, Apply):
-            result = self._kept(value)
-            arguments = [self._kept(argument) for argument in value.args]
+            result = self._with_saved(value)
+            arguments = [self._with_saved(argument) for argument in value.args]
             for argument, part in zip(
                 value.args, _derivatives(value.op, seed, result, arguments), strict=True
             ):
                 if part is not None:
                     self._differentiate(argument, length, part)
 
-    def _kept(self, value: Expr) -> Expr:
+    def _with_saved(self, value: Expr) -> Expr:
         """Return the value with the stored sums of products."""
         if isinstance(value, Apply):
-            return apply(value.op, *(self._kept(argument) for argument in value.args))
+            return apply(value.op, *(self._with_saved(argument) for argument in value.args))
         if isinstance(value, Load) and value.buffer in self._products:
             return Load(f"v{value.buffer}", value.index)
         return value

@@ -49,8 +49,8 @@ class Kernel:
 
     Attributes:
         pointers: what each is: ("state", number), ("gradient", number), ("child", slot), ("word",),
-            ("constant", number), ("table", kind), ("kept", kind, buffer), ("leaf", kind, buffer) or
-            ("panel", `Panel`).
+            ("constant", number), ("table", kind), ("saved", kind, buffer), ("leaf", kind, buffer)
+            or ("panel", `Panel`).
         scratch: elements per row of a level of all temporaries.
         private: those that each worker has.
         stages: number of stages by variant (kind and mask).
@@ -205,13 +205,13 @@ class _Writer:
         self._bytes = self._flops = 0
         at = 0
         for temporary in staged.private:
-            if temporary.name not in self._private and temporary.name not in staged.kept:
+            if temporary.name not in self._private and temporary.name not in staged.saved:
                 self._private[temporary.name] = at
                 at += temporary.width
         kernel.private = max(kernel.private, at)
         at = 0
         for name, width in staged.widths.items():
-            if name not in self._private and name not in staged.kept:
+            if name not in self._private and name not in staged.saved:
                 self._scratch[name] = at
                 at += width
         kernel.scratch = max(kernel.scratch, at)
@@ -272,8 +272,8 @@ class _Writer:
         """Return the row of a temporary, matrix product, or buffer with rows of all nodes."""
         if name[0] == "g":
             return self._own_row(name, self._pointer("real", "gradient", int(name[1:])), row)
-        if name in self._staged.kept:
-            return self._own_row(name, self._pointer("real", "kept", self._kind, name), row)
+        if name in self._staged.saved:
+            return self._own_row(name, self._pointer("real", "saved", self._kind, name), row)
         width = self._staged.widths[name]
         if name in self._private:
             return (
@@ -283,7 +283,7 @@ class _Writer:
         return f"run.scratch + {self._scratch[name]} * run.rows + (group.slot + {row}) * {width}"
 
     def _own_row(self, name: str, pointer: str, row: str) -> str:
-        width = self._staged.kept.get(name) or self._states[int(name[1:])]
+        width = self._staged.saved.get(name) or self._states[int(name[1:])]
         return f"const_cast<real*>({pointer}) + (group.first + {row}) * {width}"
 
     def _target(self, target: Target, row: str) -> str:

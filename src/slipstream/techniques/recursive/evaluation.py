@@ -1,4 +1,4 @@
-"""What torch computes: constants, and what depends on the words of nodes alone."""
+"""Constants, and inputs that depend on the words of nodes alone, computed by torch."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ class Weights:
 
 def evaluate(
     shape: Shape,
-    wanted: Iterable[Node],
+    targets: Iterable[Node],
     weights: Weights,
     tensors: Tensors,
-    known: dict[Node, Any] | None = None,
+    computed: dict[Node, Any] | None = None,
     words: Sequence[torch.Tensor] = (),
 ) -> list[Any]:
     """Evaluate nodes of a trace that depend on parameters and words alone.
 
     Args:
-        known: values by node, extended here; of placeholders for node tensors.
+        computed: values by node, extended here; of placeholders for node tensors.
         words: the node's words, int64 scalars.
     """  # fmt: skip
-    values = {} if known is None else known
+    values = {} if computed is None else computed
 
     def of(node: Node) -> Any:
         if node in values:
@@ -90,7 +90,7 @@ def evaluate(
         values[node] = _called(node, list(mapped), words)
         return values[node]
 
-    return [of(node) for node in wanted]
+    return [of(node) for node in targets]
 
 
 def _called(node: Node, arguments: list[Any], words: Sequence[torch.Tensor]) -> Any:
@@ -128,12 +128,12 @@ def word_table(
     shape = lowered.shape
     placeholders = [n for n in shape.module.graph.nodes if n.op == "placeholder"]
     of_tensors = placeholders[len(placeholders) - len(shape.tensors) :] if shape.tensors else []
-    wanted = [node for node, _ in lowered.inputs]
+    targets = [node for node, _ in lowered.inputs]
     count = len(shape.words)
 
     def row(*fields: torch.Tensor) -> torch.Tensor:
-        known: dict[Node, Any] = dict(zip(of_tensors, fields[count:], strict=True))
-        parts = evaluate(shape, wanted, weights, tensors, known, fields[:count])
+        computed: dict[Node, Any] = dict(zip(of_tensors, fields[count:], strict=True))
+        parts = evaluate(shape, targets, weights, tensors, computed, fields[:count])
         return torch.cat([part.reshape(-1) for part in parts])
 
     mapped: Callable[..., torch.Tensor] = torch.vmap(row)

@@ -1,4 +1,4 @@
-"""What a compiled recursive model does for given structures, and what each optimisation gains."""
+"""Levels, launches, barriers and bytes of a request, and the gain of each optimisation."""
 
 from __future__ import annotations
 

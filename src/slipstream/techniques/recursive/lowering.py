@@ -94,7 +94,7 @@ class Temporary:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a range of a row is stored: a state of the node, or a temporary.
+    """Place of a range of a row: a state of the node, its gradient, or a temporary.
 
     Attributes:
         buffer: ``s0`` for state 0, ``g0`` for its gradient, ``t0`` for temporary 0.
@@ -125,7 +125,7 @@ class Lowered:
             each in the kind's table.
         table_width: columns of the table.
         stores: what else is stored.
-        kept: width of buffers that have a row for every node, by name.
+        saved: width of buffers that have a row for every node, by name.
     """
 
     shape: Shape
@@ -136,7 +136,7 @@ class Lowered:
     inputs: list[tuple[Node, int]] = field(default_factory=list)
     table_width: int = 0
     stores: list[tuple[Target, Expr, int]] = field(default_factory=list)
-    kept: dict[str, int] = field(default_factory=dict)
+    saved: dict[str, int] = field(default_factory=dict)
 
     @property
     def tabled(self) -> bool:
@@ -478,11 +478,11 @@ class _Lowering:
     def _reduced(self, node: Node, name: str) -> Any:
         value = self._value(node.args[0])
         _check_plain(value)
-        given: Any = node.args[1] if len(node.args) > 1 else list(range(len(value.shape)))
-        if name in ("max", "min") and isinstance(given, Node):
+        dims_arg: Any = node.args[1] if len(node.args) > 1 else list(range(len(value.shape)))
+        if name in ("max", "min") and isinstance(dims_arg, Node):
             op = name
             return self._mapped(node, lambda *e: apply(op, *e), *node.args[:2])
-        chosen = [given] if isinstance(given, int) else list(given)
+        chosen = [dims_arg] if isinstance(dims_arg, int) else list(dims_arg)
         real = [d % len(value.shape) for d in chosen if value.shape[d] > 1]
         if len(real) > 1:
             raise NotImplementedError("a reduction over several dimensions")

@@ -95,7 +95,7 @@ class RecursiveOutput:
 
     @cached_property
     def roots(self) -> tuple[torch.Tensor, ...]:
-        """Of each state, [trees, ...]."""
+        """States of the roots, [trees, ...] each."""
         numbers = torch.from_numpy(self.linearized.roots)
         return tuple(state.index_select(0, numbers) for state in self.states)
 
@@ -324,7 +324,7 @@ class RecursiveNet:
         for number, kind in enumerate(self.kinds):
             if by_arity[kind.arity] >= 0 or not one_word(kind.shape):
                 raise InvalidArgumentError(
-                    "structures", "arrays do not say which of the model's shapes their nodes have",
+                    "structures", "arrays without kinds do not determine the shapes of their nodes",
                     remedy="set Structures.kind, or pass objects",
                 )  # fmt: skip
             by_arity[kind.arity] = number

@@ -40,7 +40,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stage:
-    """What happens between two barriers."""
+    """Units and matrix products between two barriers."""
 
     units: tuple[Unit, ...]
     matrices: tuple[MatrixProduct, ...]
@@ -53,14 +53,14 @@ class Staged:
     Attributes:
         private: temporaries that each worker computes for itself, before the first stage.
         widths: of all temporaries and matrix products that are stored, by name.
-        kept: see `Lowered`.
+        saved: see `Lowered`.
     """
 
     arity: int
     private: tuple[Temporary, ...]
     stages: tuple[Stage, ...]
     widths: Mapping[str, int]
-    kept: Mapping[str, int]
+    saved: Mapping[str, int]
 
 
 def leaf_products(lowered: Lowered) -> list[tuple[int, Product, Load, int, int]]:
@@ -162,10 +162,10 @@ class _Staging:
             else:
                 target = Target(temporary.name, temporary.offset, temporary.width)
                 pending.append((target, temporary.value, temporary.length))
-        known = {t.value: row(t.name, t.width, t.offset) for t in private}
+        rows = {t.value: row(t.name, t.width, t.offset) for t in private}
         while pending:
             target, value, length = pending.pop(0)
-            value = substituted(value, known)
+            value = substituted(value, rows)
             level = max(self._of(value), 1)
             value = self._split(value, level, length, pending)
             self._outputs[level].append((target, value, length))
@@ -182,7 +182,7 @@ class _Staging:
             if isinstance(product, MatrixProduct):
                 widths[product.name] = product.rows * product.columns
         return Staged(
-            self._lowered.arity, tuple(private), tuple(stages), widths, self._lowered.kept
+            self._lowered.arity, tuple(private), tuple(stages), widths, self._lowered.saved
         )
 
     def _level_of(self, name: str) -> int:

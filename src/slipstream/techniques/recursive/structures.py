@@ -115,8 +115,8 @@ class Structures:
             CorruptDataError: a text is not a binary tree.
         """
         offsets, children, words, roots, base = [0], [], [], [], 0
-        for number, given in enumerate(trees):
-            tree = parse_tree(given, where=f"tree {number}") if isinstance(given, str) else given
+        for number, item in enumerate(trees):
+            tree = parse_tree(item, where=f"tree {number}") if isinstance(item, str) else item
             for left, right, word in zip(tree.left, tree.right, tree.words, strict=True):
                 if left >= 0:
                     children += [base + int(left), base + int(right)]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from slipstream.graph import Call
 from slipstream.native import build
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from slipstream.techniques.recursive.cells import TreeNode
 
 OP = "slipstream::recursive"
 
@@ -54,7 +60,7 @@ def timer(call: Call) -> Callable[[], object]:
     return lambda: torch.autograd.grad(states, parameters, gradient, retain_graph=True)
 
 
-def _roots(arities: Sequence[int]) -> list[object]:
+def _roots(arities: Sequence[int]) -> list[TreeNode]:
     from slipstream.techniques.recursive.cells import TreeNode
 
     nodes: list[TreeNode] = []
@@ -65,11 +71,9 @@ def _roots(arities: Sequence[int]) -> list[object]:
     return [*reversed(nodes)]
 
 
-def _cell(products: Sequence[Product], words: int) -> object:
+def _cell(products: Sequence[Product], words: int) -> nn.Module:
     import torch
     from torch import nn
-
-    from slipstream.techniques.recursive.cells import TreeNode
 
     hidden = math.gcd(*(size for product in products for size in product[:2]))
 
@@ -86,6 +90,7 @@ def _cell(products: Sequence[Product], words: int) -> object:
                 return self.embedding.weight[node.word]
             children = [self(child) for child in node.children]
             state = total = torch.stack(children).sum(0)
+            product: Any
             for product in self.products:
                 rows = product.in_features // hidden
                 x = total if rows == 1 else torch.cat([*children, *[total] * rows][:rows])

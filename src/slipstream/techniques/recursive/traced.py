@@ -46,7 +46,7 @@ class _FirstCall(BaseException):
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """What `forward` computes for nodes of one shape.
+    """Operators of `forward` for nodes of one shape.
 
     Attributes:
         observations: what it reads from a node, in order, and finds there.
@@ -77,7 +77,7 @@ class Word:
 
 @dataclass
 class Record:
-    """What a run of `forward` on a proxy reads."""
+    """Reads of a run of `forward` on a proxy."""
 
     observations: list[Observation]
     children: list[tuple[Access, Any]]
@@ -91,7 +91,7 @@ class Record:
         return cls([], [], {}, {}, replaced or {})
 
     def wrap(self, value: Any, access: Access) -> Any:
-        """Return what `forward` sees in place of `value`, and record it."""
+        """Return what `forward` sees instead of `value`, and record it."""
         value = self.replaced.get(access, value)
         if value is None or isinstance(value, bool):
             self._observe(access, "is", value)

@@ -60,7 +60,7 @@ class Trainer:
         numbers = {kind: linearized.numbers(kind) for kind in range(len(self.kinds))}
         word, tables = net.tables(linearized, tensors, ())
         request = _Request(net, self, linearized, word, numbers, sorted(tables), len(constants))
-        states: Sequence[torch.Tensor] = _States.apply(  # type: ignore[no-untyped-call]
+        states: Sequence[torch.Tensor] = _States.apply(
             request, *constants, *(tables[kind] for kind in request.tabled)
         )
         return list(states)
@@ -83,34 +83,35 @@ class _Request:
         inputs: Sequence[torch.Tensor],
         states: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
-        kept: Buffers,
+        saved: Buffers,
         workers: int | None,
     ) -> None:
-        """Call a kernel; buffers that it stores are added to `kept`."""
+        """Call a kernel; buffers that it stores are added to `saved`."""
         tables = dict(zip(self.tabled, inputs[self.constants :], strict=True))
         memory: list[Any] = []
         kernel: Kernel = compiled.kernel
         pointers = np.zeros(len(kernel.pointers), np.int64)
         for place, (name, *rest) in enumerate(kernel.pointers):
             tensor: Any
-            if name == "kept":
+            if name == "saved":
                 kind, buffer = rest
-                lowered = self.trainer.kinds[kind]
-                width = {**lowered.forward.kept, **lowered.equations.kept}[buffer]
+                equations = self.trainer.kinds[kind]
+                width = {**equations.forward.saved, **equations.equations.saved}[buffer]
                 shape = (self.linearized.nodes, width)
-                tensor = kept.setdefault((kind, buffer), torch.empty(shape, dtype=states[0].dtype))
-            elif name == "child":
-                tensor = self.linearized.child_of[rest[0]]
+                tensor = saved.setdefault((kind, buffer), torch.empty(shape, dtype=self.net.dtype))
             elif name == "table":
                 tensor = tables[rest[0]]
+            elif name == "word":
+                tensor = self.word
+            elif name == "panel":
+                tensor = self.net.panel(rest[0], inputs)
+            elif name == "constant":
+                tensor = inputs[rest[0]].contiguous()
             else:
-                tensor = {
-                    "state": lambda number: states[number],
-                    "gradient": lambda number: gradients[number],
-                    "word": lambda: self.word,
-                    "constant": lambda number: inputs[number].contiguous(),
-                    "panel": lambda panel: self.net.panel(panel, inputs),
-                }[name](*rest)
+                arrays: dict[str, Any] = {
+                    "state": states, "gradient": gradients, "child": self.linearized.child_of
+                }  # fmt: skip
+                tensor = arrays[name][rest[0]]
             memory.append(tensor)
             is_tensor = isinstance(tensor, torch.Tensor)
             pointers[place] = tensor.data_ptr() if is_tensor else tensor.ctypes.data
@@ -128,17 +129,17 @@ class _States(torch.autograd.Function):
         ]
         groups = request.linearized.groups.copy()
         groups[:, 2] = 0
-        ctx.request, ctx.groups, ctx.kept = request, groups, {}
-        request.run(request.trainer.forward, groups, inputs, states, [], ctx.kept, net.workers)
+        ctx.request, ctx.groups, ctx.saved = request, groups, {}
+        request.run(request.trainer.forward, groups, inputs, states, [], ctx.saved, net.workers)
         ctx.save_for_backward(*inputs, *states)
         return tuple(states)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         request: _Request = ctx.request
-        saved = ctx.saved_tensors
-        inputs, states = saved[: -len(gradients)], saved[-len(gradients) :]
+        tensors = ctx.saved_tensors
+        inputs, states = tensors[: -len(gradients)], tensors[-len(gradients) :]
         sums = [
             torch.zeros_like(state) if gradient is None else gradient.clone()
             for state, gradient in zip(states, gradients, strict=True)
@@ -146,8 +147,8 @@ class _States(torch.autograd.Function):
         # Parents before their children; one worker, since rows of children are added to.
         levels = np.split(ctx.groups, np.flatnonzero(np.diff(ctx.groups[:, 0])) + 1)
         groups = np.ascontiguousarray(np.concatenate(levels[::-1]))
-        kept = dict(ctx.kept)
-        request.run(request.trainer.backward, groups, inputs, states, sums, kept, 1)
+        saved = dict(ctx.saved)
+        request.run(request.trainer.backward, groups, inputs, states, sums, saved, 1)
         results: list[torch.Tensor | None] = [None] * len(inputs)
         for place, kind in enumerate(request.tabled):
             table = inputs[request.constants + place]
@@ -155,11 +156,11 @@ class _States(torch.autograd.Function):
             words = torch.from_numpy(request.word[request.numbers[kind]]).long()
             gradient = torch.zeros_like(table)
             results[request.constants + place] = gradient.index_add_(
-                0, words, kept[kind, "x"].index_select(0, rows)
+                0, words, saved[kind, "x"].index_select(0, rows)
             )
         for kind, numbers in request.numbers.items():
             if len(numbers):
-                _add_constants(results, request, kind, inputs, states, kept)
+                _add_constants(results, request, kind, inputs, states, saved)
         return (None, *results)
 
 
@@ -169,7 +170,7 @@ def _add_constants(
     kind: int,
     inputs: Sequence[torch.Tensor],
     states: Sequence[torch.Tensor],
-    kept: Buffers,
+    saved: Buffers,
 ) -> None:
     """Add the gradients of constants from all nodes of a kind."""
     rows = torch.from_numpy(request.numbers[kind]).long()
@@ -198,12 +199,12 @@ def _add_constants(
             return states[int(name[1:])].index_select(0, chosen(child).long())[:, first:end]
         if name[0] == "c":
             return inputs[int(name[1:])].reshape(1, -1)[:, first:end].expand(len(rows), length)
-        return chosen(kept[kind, name])[:, first:end]
+        return chosen(saved[kind, name])[:, first:end]
 
     backward = request.trainer.kinds[kind]
     for product in backward.forward.products:
         assert isinstance(product, Product)
-        sums = chosen(kept[kind, f"d{product.name}"])
+        sums = chosen(saved[kind, f"d{product.name}"])
         weight = gradient_of(product.weight)
         weight = weight.view(weight.shape[-2:] if weight.dim() > 1 else (-1, 1))
         for load, first, length in product.inputs:
@@ -215,4 +216,6 @@ def _add_constants(
     for number, places in backward.constants.items():
         flat = gradient_of(number).view(-1)
         for at, buffer, column, length in places:
-            flat[at : at + length] += chosen(kept[kind, buffer])[:, column : column + length].sum(0)
+            flat[at : at + length] += chosen(saved[kind, buffer])[:, column : column + length].sum(
+                0
+            )
