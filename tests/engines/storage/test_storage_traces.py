@@ -110,7 +110,17 @@ def test_csv_keeps_the_order_and_counts_clock_jumps(tmp_path: Path) -> None:
     assert trace.context_texts == ((("job", "x"),), (("job", "y"),))
 
 
-@pytest.mark.parametrize("row", ["0.1,a,-5,read,x", "0.1,a,5,peek,x", "0.1,a", "soon,a,5,read,x"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "0.1,a,-5,read,x",
+        "0.1,a,99999999999999999999,read,x",
+        "1e30,a,5,read,x",
+        "0.1,a,5,peek,x",
+        "0.1,a",
+        "soon,a,5,read,x",
+    ],
+)
 def test_a_bad_row_names_its_line_or_is_counted(tmp_path: Path, row: str) -> None:
     path = write(tmp_path / "t.csv", CSV + row + "\n")
     with pytest.raises(TraceError) as caught:

@@ -23,6 +23,7 @@ _OBJECT = ("object", "object_id", "id", "key", "file.path", "path", "url.path", 
 _SIZE = ("size", "object_size", "bytes", "file.size", "http.response.body.size")
 _TIMES = {"time_ns": 1.0, "time": 1e9, "timestamp": 1e9, "time_s": 1e9, "time_ms": 1e6}
 _MAX_BYTES = 4 << 30
+_MAX_SIZE = 1 << 56
 
 
 class _Row(NamedTuple):
@@ -132,7 +133,7 @@ def _csv_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
             if len(row) != len(header):
                 raise ValueError(f"{len(row)} fields under {len(header)} columns")
             yield _Row(
-                number if time is None else int(float(row[time[0]]) * time[1]),
+                number if time is None else _time(float(row[time[0]]) * time[1]),
                 row[at_object], 1 if at_size is None else _size(row[at_size]),
                 1 if at_op is None else OPS.index(row[at_op].strip().lower()),
                 {name: row[at] for at, name in context},
@@ -143,9 +144,16 @@ def _csv_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
 
 def _size(value: Any) -> int:
     size = int(value)
-    if size < 0:
-        raise ValueError(f"the size {size} is negative")
+    if not 0 <= size <= _MAX_SIZE:
+        raise ValueError(f"the size {size} is not between 0 and 64 PiB")
     return size
+
+
+def _time(nanoseconds: Any) -> int:
+    time_ns = int(nanoseconds)
+    if not 0 <= time_ns < 1 << 63:
+        raise ValueError(f"the time {time_ns} is not between 0 and 2^63 ns")
+    return time_ns
 
 
 class _Span(NamedTuple):
@@ -246,7 +254,7 @@ def _otlp_span(span: Any, shared: dict[str, str]) -> _Span:
     attributes = shared | _attributes(span.get("attributes", ()))
     return _Span(
         span["traceId"].lower(), span["spanId"].lower(), span.get("parentSpanId", "").lower(),
-        str(span.get("name", "")), int(span["startTimeUnixNano"]), attributes,
+        str(span.get("name", "")), _time(span["startTimeUnixNano"]), attributes,
     )  # fmt: skip
 
 
@@ -255,7 +263,7 @@ def _jaeger_span(span: Any, shared: dict[str, str]) -> _Span:
     parents = [link["spanID"] for link in span.get("references") or () if "spanID" in link]
     return _Span(
         str(span["traceID"]), str(span["spanID"]), str(parents[0]) if parents else "",
-        str(span.get("operationName", "")), int(span["startTime"]) * 1000, shared | tags,
+        str(span.get("operationName", "")), _time(int(span["startTime"]) * 1000), shared | tags,
     )  # fmt: skip
 
 
