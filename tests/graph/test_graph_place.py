@@ -19,11 +19,19 @@ from slipstream.graph import (
     Kind,
     Role,
     StepPhase,
+    find_peak,
     load,
     replace_tasks,
     replay,
     save,
     with_overlap,
+)
+from slipstream.graph.edit import append_task
+from slipstream.graph.page_faults import (
+    PAGE_FAULTS,
+    page_fault_ns,
+    page_fault_tasks,
+    with_page_faults,
 )
 from slipstream.graph.parts import balanced, boundaries, cut
 from slipstream.graph.place import place
@@ -127,6 +135,23 @@ def test_memory_that_lasts_adds_up_to_that_of_the_plain_step(graph: Graph) -> No
             for role in (Role.PARAMETER, Role.OPTIMIZER)
         ]
         assert totals[1] == pytest.approx(2 * totals[0], rel=0.02)
+
+
+def test_the_peak_is_that_of_the_fullest_rank(graph: Graph) -> None:
+    timeline = replay(placed(graph, ORDERS["1f1b"](3, 4)))
+    peak = find_peak(timeline)
+    assert peak.nbytes == timeline.memory.peak_bytes.max() == timeline.peak_bytes
+    assert sum(nbytes for _, nbytes in peak.by_role) == peak.nbytes
+
+
+def test_page_faults_are_shared_by_the_stages(graph: Graph) -> None:
+    faulty = append_task(graph, PAGE_FAULTS, 9e5, 0.1, Kind.HOST)
+    made = placed(faulty, ORDERS["1f1b"](3, 1))
+    tasks = page_fault_tasks(made)
+    assert page_fault_ns(made) == pytest.approx(9e5)
+    assert sorted(made.tasks.rank[tasks].tolist()) == [0, 1, 2]
+    after = replay(made)
+    assert with_page_faults(replay(faulty), after) is after
 
 
 def test_stashed_weights_are_held_by_their_stage(graph: Graph) -> None:

@@ -229,12 +229,11 @@ def _spans(
     graph: Graph, timeline: Timeline, rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return start and end of the stretches in which a rank communicates, in ns."""
-    tasks, several = graph.tasks, (graph.tasks.rank != graph.tasks.rank[0]).any()
+    tasks = graph.tasks
     joined = np.zeros(len(graph), bool)
     for row in graph.exchanges:
         group = row.collective.group
-        # A single rank stands for all.
-        joined[row.task] = not several or group is None or rank in group.members
+        joined[row.task] = not graph.has_several_ranks or group is None or rank in group.members
     communicates = (tasks.kind == Kind.COMMUNICATION) & (joined | (tasks.rank == rank))
     start, end = timeline.start_ns[communicates], timeline.end_ns[communicates]
     order = np.argsort(start, kind="stable")

@@ -127,6 +127,12 @@ class Graph:
         return replicas if type(replicas) is int and replicas > 0 else 1
 
     @property
+    def has_several_ranks(self) -> bool:
+        """Whether it lists the tasks of several ranks; otherwise one stands in for all."""
+        rank = self.tasks.rank
+        return bool((rank != rank[:1]).any())
+
+    @property
     def warm_steps(self) -> int:
         """The number of steps after which a pipeline of ranks is steady; 0 for others."""
         steps = self.meta.get("warm_steps", 0)

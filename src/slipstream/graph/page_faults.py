@@ -95,13 +95,15 @@ def with_launches(graph: Graph, others_ns: Sequence[float]) -> Graph:
 
 
 def with_page_faults(before: Timeline, after: Timeline) -> Timeline:
-    """Scale the page faults of `after` to its memory; return it unchanged if it has none.
+    """Scale the page faults of `after` to its memory.
+
+    Returns it unchanged if it has none, or contains several ranks, which have separate heaps.
 
     Their time is proportional to the growth of the heap in every step, see `heap_growth`.
     """
     graph, tasks = after.graph, after.graph.tasks
     faults, recorded = page_fault_tasks(graph), page_fault_ns(before.graph)
-    if not faults or not recorded or not len(before.graph.memory):
+    if not faults or not recorded or not len(before.graph.memory) or graph.has_several_ranks:
         return after
     grown = heap_growth(before)
     factor = heap_growth(after) / grown if grown else 1.0

@@ -163,8 +163,7 @@ def _tensors(graph: Graph) -> native.Tensors:
 def pools(graph: Graph) -> NDArray[np.int32]:
     """Return the memory of each allocation, that of the rank of its tasks, int32 [allocations]."""
     memory, rank = graph.memory, np.append(graph.tasks.rank, 0)
-    # A trace of one rank, whatever its number, has one memory.
-    if (rank[:-1] == rank[0]).all():
+    if not graph.has_several_ranks:
         return np.zeros(len(memory), np.int32)
     pool: NDArray[np.int32] = rank[np.where(memory.producer >= 0, memory.producer, memory.release)]
     return pool

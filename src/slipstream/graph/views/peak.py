@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
 from slipstream.graph.graph import Graph
-from slipstream.graph.timeline import Timeline
+from slipstream.graph.timeline import Timeline, pools
 from slipstream.graph.values import Role
 
 
@@ -51,9 +51,11 @@ def find_peak(timeline: Timeline) -> Peak:
             remedy="record the step again: slipstream profile WORKLOAD -o run.slipgraph",
         )
     lives = timeline.memory
-    at_ns = float(lives.peak_time_ns[0])
-    lasting = (memory.producer < 0) & (memory.release < 0)
-    alive = lasting | ((lives.birth_ns[0] <= at_ns) & (at_ns < lives.death_ns[0]))
+    # Of several ranks, the one with the highest peak.
+    pool = int(lives.peak_bytes.argmax())
+    at_ns, here = float(lives.peak_time_ns[pool]), pools(graph) == pool
+    lasting = here & (memory.producer < 0) & (memory.release < 0)
+    alive = lasting | (here & (lives.birth_ns[0] <= at_ns) & (at_ns < lives.death_ns[0]))
     begun = np.where(timeline.start_ns <= at_ns, timeline.start_ns, -1.0)
     # Of several that begin at the same time, the last in program order.
     task = len(begun) - 1 - int(begun[::-1].argmax())
