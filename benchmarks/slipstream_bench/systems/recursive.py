@@ -395,9 +395,9 @@ def _linearizer_rows(options: BenchOptions) -> Iterator[Bar]:
         for _ in range(40):
             node = TreeNode([TreeNode([node, node]), TreeNode([node, node])])
         net = recursive.compile(model, [node], workers=1)
-        taken = times_s(functools.partial(net, [node]), 9)
+        elapsed_s = times_s(functools.partial(net, [node]), 9)
         yield at_most(
-            bar, 1e3 * float(np.median(taken)), 50.0, "ms", detail="2^80 paths, 121 nodes"
+            bar, 1e3 * float(np.median(elapsed_s)), 50.0, "ms", detail="2^80 paths, 121 nodes"
         )
     bar = "chain of 50,000 nodes: largest difference from a loop"
     if options.wants(bar):
