@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,28 +16,16 @@ from slipstream.hardware import Accelerator, Array, FrontEnd, LayerShape, Pass, 
 from slipstream.hardware.kernels import FAMILY, Streams, schedule, stream_cycles
 from slipstream.hardware.layers import OPERANDS, streams
 from slipstream.hardware.mapping import jobs
+from slipstream_bench.systems.accelerator import oracle
 
 CHIP = replace(Accelerator.load("tensordash"), array=Array(tiles=3, rows=4, columns=2))
 STANDARD = FrontEnd()
 
 
-def random_layer(rng: np.random.Generator) -> LayerShape:
-    if rng.random() < 0.15:
-        return LayerShape(1, *rng.integers(1, 40, 2).tolist(), 1, int(rng.integers(1, 20)))
-    groups = int(rng.choice([1, 1, 2, 3]))
-    kernel, dilation = rng.integers(1, 4, 2), rng.integers(1, 3, 2)
-    height, width = (rng.integers(0, 4, 2) + dilation * (kernel - 1) + 1).tolist()
-    inputs, outputs = (groups * rng.integers(1, 20, 2)).tolist()
-    pairs = [tuple(p.tolist()) for p in (rng.integers(1, 4, 2), rng.integers(0, 3, 2), dilation)]
-    return LayerShape(
-        int(rng.integers(1, 3)), inputs, outputs, height, width, *kernel.tolist(), *pairs, groups
-    )
-
-
 @pytest.mark.parametrize("seed", range(200))
 def test_all_passes_of_random_layers_take_the_cycles_of_the_slow_model(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    shape, rows = random_layer(rng), int(rng.choice([1, 2, 4, 8]))
+    shape, rows = oracle.random_layer(rng), int(rng.choice([1, 2, 4, 8]))
     chip = replace(CHIP, array=Array(tiles=3, rows=rows, columns=2))
     for which in Pass:
         for operand in OPERANDS[which]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.hardware.layers import LayerShape, Operand, Pass
@@ -138,3 +139,17 @@ def pass_cycles(
                     job += 1
         total += max(busy)
     return total
+
+
+def random_layer(rng: np.random.Generator) -> LayerShape:
+    """Return a layer with odd sizes: strides, dilation, groups, or linear."""
+    if rng.random() < 0.15:
+        return LayerShape(1, *rng.integers(1, 40, 2).tolist(), 1, int(rng.integers(1, 20)))
+    groups = int(rng.choice([1, 1, 2, 3]))
+    kernel, dilation = rng.integers(1, 4, 2), rng.integers(1, 3, 2)
+    height, width = (rng.integers(0, 4, 2) + dilation * (kernel - 1) + 1).tolist()
+    inputs, outputs = (groups * rng.integers(1, 20, 2)).tolist()
+    pairs = [tuple(p.tolist()) for p in (rng.integers(1, 4, 2), rng.integers(0, 3, 2), dilation)]
+    return LayerShape(
+        int(rng.integers(1, 3)), inputs, outputs, height, width, *kernel.tolist(), *pairs, groups
+    )
