@@ -32,13 +32,12 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
         UsageError: the command does not exist.
         SlipstreamError: it opened no file.
     """
-    hook = str(Path(__file__).parent / "hook")
     with temporary_folder("storage") as folder:
         log = folder / "opened"
-        path = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {"PYTHONPATH": path, "SLIPSTREAM_STORAGE_RECORD": str(log)}
         try:
-            status = subprocess.run(list(command), env=environment, check=False).returncode
+            status = subprocess.run(
+                list(command), env=recording_environment(log), check=False
+            ).returncode
         except OSError as error:
             raise UsageError(
                 f"'{command[0]}' cannot be run: {error.strerror}",
@@ -51,6 +50,13 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
             where=f"exit status {status}", remedy=BLIND_SPOTS,
         )  # fmt: skip
     return trace, status
+
+
+def recording_environment(log: Path) -> dict[str, str]:
+    """Return the environment in which Python programs write to files ``log.*`` what they open."""
+    hook = str(Path(__file__).parent / "hook")
+    path = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path, "SLIPSTREAM_STORAGE_RECORD": str(log)}
 
 
 def _trace(files: Sequence[Path]) -> AccessTrace:
