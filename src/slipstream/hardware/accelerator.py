@@ -61,7 +61,7 @@ class Array:
 
 @dataclass(frozen=True)
 class FrontEnd:
-    """How lanes choose pairs of operands.
+    """Choice of operand pairs by the lanes.
 
     Attributes:
         kind: ``dense`` takes every pair; ``lookahead`` is TensorDash's scheduler; ``ideal`` takes

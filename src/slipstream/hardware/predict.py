@@ -163,11 +163,9 @@ def tasks_of_layer(graph: Graph, match: Match) -> Iterator[tuple[int, list[Pass]
     for task in match.backward:
         call = graph.calls[graph.tasks.call[task]]
         if call.name.endswith("convolution_backward"):
-            wanted = list(call.arguments[-1])
+            flags = list(call.arguments[-1])
             run = [
-                which
-                for which, flag in zip((Pass.INPUT, Pass.WEIGHT), wanted, strict=False)
-                if flag
+                which for which, flag in zip((Pass.INPUT, Pass.WEIGHT), flags, strict=False) if flag
             ]
         else:
             made = call.outputs[0].numel if call.outputs else 0
