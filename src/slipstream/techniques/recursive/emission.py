@@ -15,7 +15,7 @@ from typing import Any
 
 from slipstream.codegen import PRELUDE
 from slipstream.codegen.ops import OPS
-from slipstream.codegen.program import Apply, Const, Expr, Load, loads
+from slipstream.codegen.program import Apply, Const, Expr, Load
 from slipstream.codegen.team import TEAM
 from slipstream.codegen.tile import TileShape, tile_shape, tile_source
 from slipstream.techniques.recursive.lowering import MatrixProduct, Product, Target
@@ -578,6 +578,3 @@ def _literal(number: float) -> str:
     if math.isinf(number):
         return "INFINITY" if number > 0 else "-INFINITY"
     return repr(float(number))
-
-
-__all__ = ["Kernel", "Panel", "emit", "loads"]

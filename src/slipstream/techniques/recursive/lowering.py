@@ -24,7 +24,7 @@ from slipstream.codegen.program import (
     apply,
     loads,
 )
-from slipstream.techniques.recursive.traced import RecursiveModelError, Shape, Word
+from slipstream.techniques.recursive.traced import RecursiveModelError, Shape
 
 _MAX_PARTS = 256
 """Maximum number of rows that an operator across them may be unrolled to."""
@@ -180,9 +180,8 @@ _SAME = {
     "contiguous", "lift_fresh_copy", "_to_copy", "flatten",
 }  # fmt: skip
 _UNARY = {
-    name: name
-    for name in ("sigmoid", "tanh", "relu", "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal",
-                 "abs", "erf", "silu", "square")
+    "sigmoid", "tanh", "relu", "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "abs", "erf",
+    "silu", "square",
 }  # fmt: skip
 _BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "maximum": "max", "minimum": "min",
@@ -367,8 +366,7 @@ class _Lowering:
         if name in ("mm", "addmm", "mv", "addmv", "bmm", "dot", "linear"):
             return self._product(node, name)
         if name in _UNARY:
-            op = _UNARY[name]
-            return self._mapped(node, lambda x: apply(op, x), args[0])
+            return self._mapped(node, lambda x: apply(name, x), args[0])
         return self._elementwise(node, name)
 
     def _mapped(self, node: Node, function: Callable[..., Expr], *args: Any) -> Value:
@@ -712,16 +710,3 @@ def _expanded(value: Value, dims: tuple[int, ...]) -> list[Piece]:
         part = Value(shape[1:], tuple(cut(value.pieces, at, at + inner)))
         pieces += _expanded(part, dims[1:])
     return pieces
-
-
-def of_word(node: Node) -> tuple[Any, ...]:
-    """Return the arguments of a node, in which words are `Word`."""
-    arguments: tuple[Any, ...] = node.meta.get("args", node.args)
-    return arguments
-
-
-__all__ = [
-    "AnyProduct", "Constant", "Constants", "Lowered", "MatrixProduct", "Piece", "Product",
-    "Target", "Temporary", "Value", "Word", "aligned", "constant", "cut", "loads", "lower",
-    "of_word", "row", "shifted", "state", "table",
-]  # fmt: skip

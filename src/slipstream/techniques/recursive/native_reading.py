@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from slipstream.native.family import structure
-from slipstream.techniques.recursive.reading import UnknownShapeError, one_word
+from slipstream.techniques.recursive.reading import UnknownShapeError, by_test, one_word
 from slipstream.techniques.recursive.structures import FAMILY, StructureError, Structures
 from slipstream.techniques.recursive.traced import Access, Shape
 
@@ -124,13 +123,7 @@ def _encode(
         code += [_ACCESSES[how], parent, number, depth]
     else:
         code += [0, 0, 0, depth]
-    order = ("is", "value", "tensor", "type", "int")
-
-    def test_of(number: int) -> tuple[int, str]:
-        _, kind, value = shapes[number].observations[depth]
-        return order.index(kind), repr(value)
-
-    groups = [list(group) for _, group in groupby(sorted(chosen, key=test_of), key=test_of)]
+    groups = by_test(shapes, chosen, depth)
     code.append(len(groups))
     at = len(code)
     code += [0] * (4 * len(groups))

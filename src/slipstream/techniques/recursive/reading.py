@@ -95,6 +95,17 @@ def one_word(shape: Shape) -> bool:
     return len(shape.words) <= 1 and not shape.tensors
 
 
+def by_test(shapes: Sequence[Shape], chosen: list[int], depth: int) -> list[list[int]]:
+    """Return the shapes of each outcome of their observation `depth`, strictest tests first."""
+    order = ("is", "value", "tensor", "type", "int")
+
+    def test_of(number: int) -> tuple[int, str]:
+        _, kind, value = shapes[number].observations[depth]
+        return order.index(kind), repr(value)
+
+    return [list(group) for _, group in groupby(sorted(chosen, key=test_of), key=test_of)]
+
+
 def _int32s(values: array[int]) -> Any:
     return np.frombuffer(values, np.int32) if values else np.zeros(0, np.int32)
 
@@ -107,18 +118,11 @@ def _branch(
     if len(first.observations) == depth:
         return _leaf(first, chosen[0], leaves)
     access = first.observations[depth][0]
-    lines = [f"{_name(access, first, depth)} = {_value(access, first, depth)}"]
-    name = _name(access, first, depth)
-    order = ("is", "value", "tensor", "type", "int")
-
-    def test_of(number: int) -> tuple[int, str, str]:
-        _, kind, value = shapes[number].observations[depth]
-        return order.index(kind), kind, repr(value)
-
+    lines = [f"{_name(access, depth)} = {_value(access, first)}"]
+    name = _name(access, depth)
     word = "if"
-    for (_, kind, _), group in groupby(sorted(chosen, key=test_of), key=test_of):
-        members = list(group)
-        value = shapes[members[0]].observations[depth][2]
+    for members in by_test(shapes, chosen, depth):
+        _, kind, value = shapes[members[0]].observations[depth]
         lines.append(f"{word} {_test(name, kind, value, constants)}:")
         lines += ["    " + line for line in _branch(shapes, members, depth + 1, constants, leaves)]
         word = "elif"
@@ -144,7 +148,7 @@ def _test(name: str, kind: str, value: Any, constants: dict[str, Any]) -> str:
     return f"{name}.__class__ is {constant}{sized}"
 
 
-def _name(access: Access, shape: Shape, depth: int) -> str:
+def _name(access: Access, depth: int) -> str:
     return "node" if not access else f"v{depth}"
 
 
@@ -155,7 +159,7 @@ def _variable(access: Access, shape: Shape) -> str:
     return f"v{depth}"
 
 
-def _value(access: Access, shape: Shape, depth: int) -> str:
+def _value(access: Access, shape: Shape) -> str:
     if not access:
         return "node"
     *parents, (kind, key) = access

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from slipstream.codegen.program import Apply, Expr, Load, apply, loads, substituted
+from slipstream.codegen.program import Apply, Expr, Index, Load, apply, loads, substituted
 from slipstream.techniques.recursive.lowering import (
     AnyProduct,
     Lowered,
@@ -122,8 +122,6 @@ def with_leaf_children(lowered: Lowered, mask: int) -> Lowered:
 
 def leaf_row(product: str, child: int, first: int) -> Load:
     """Return an element of a leaf child's share of a product."""
-    from slipstream.codegen.program import Index
-
     index = Index((("j", 1),), 0, (f"leaf{child}", Index((("n", 1),))))
     return Load(f"{product}of{child}at{first}", index)
 
