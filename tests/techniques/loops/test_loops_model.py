@@ -139,6 +139,7 @@ def test_a_model_learns_from_programs_and_is_stored(tmp_path: Path) -> None:
     model.save(path)
     loaded = loops.CostModel.load(path)
     assert loops.evaluate(loaded, samples) == accuracy
+    assert loops.evaluate(loaded, samples[:3], part=None).programs == 3
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(SlipstreamError):
         loops.CostModel.load(tmp_path / "missing.npz")

@@ -213,7 +213,10 @@ class _Samples:
         return gains
 
 
-def _samples(measured: Iterable[Measured], report: Callable[[str], None]) -> _Samples:
+def _samples(
+    measured: Iterable[Measured], report: Callable[[str], None], parts: set[str], least: int = 1
+) -> _Samples:
+    """Return samples of at least `least` programs, some of them of each of `parts`."""
     rows, owner, logs, base, part = [], [], [], [], []
     count = 0
     for number, item in enumerate(measured):
@@ -232,7 +235,7 @@ def _samples(measured: Iterable[Measured], report: Callable[[str], None]) -> _Sa
         count += len(pairs)
         if number % 100 == 0:
             report(f"features of {number} programs")
-    if len(rows) < _MIN_PROGRAMS or not {"train", "calibrate", "evaluate"} <= set(part):
+    if len(rows) < least or not parts <= set(part):
         raise SlipstreamError(
             f"{len(rows)} measured programs are too few",
             remedy="generate 100 or more: slipstream loops gen",
@@ -251,7 +254,7 @@ def train(
     Raises:
         SlipstreamError: there are too few programs.
     """
-    samples = _samples(measured, report)
+    samples = _samples(measured, report, {"train", "calibrate", "evaluate"}, _MIN_PROGRAMS)
     rng = np.random.default_rng(seed)
     used = np.flatnonzero((samples.part == "train")[samples.owner])
     rows, numbers = samples.rows[used], np.unique(samples.owner[used], return_inverse=True)
@@ -302,7 +305,8 @@ def evaluate(
     Raises:
         SlipstreamError: there are too few programs.
     """
-    return _accuracy(model, _samples(measured, report), part)
+    samples = _samples(measured, report, set() if part is None else {part})
+    return _accuracy(model, samples, part)
 
 
 def _widths(spread: Array, samples: _Samples) -> Array:
@@ -326,7 +330,7 @@ def _accuracy(model: CostModel, samples: _Samples, part: str | None) -> Accuracy
     ranks = [_spearman(predicted[o], samples.gains[o]) for o in own if len(o) > 4]
     return Accuracy(
         len(programs), len(held), float(relative.mean()), float(np.median(relative)),
-        float(np.corrcoef(a, b)[0, 1]), _spearman(a, b), float(np.mean(ranks)),
+        float(np.corrcoef(a, b)[0, 1]), _spearman(a, b), float(np.mean(ranks)) if ranks else 0.0,
         float((np.abs(a - b) <= widths[held]).mean()),
     )  # fmt: skip
 
