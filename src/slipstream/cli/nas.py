@@ -1,0 +1,167 @@
+"""Search for a smaller architecture inside your own model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli._options import Json
+
+if TYPE_CHECKING:
+    from slipstream.nas import ArchitectureSpace
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Search for a smaller architecture inside your own model.",
+    epilog="Start with: slipstream nas space model.py:make_workload",
+)
+
+
+@app.command()
+def space(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="file.py:function that returns (model, inputs, ...); inputs are a tensor or a "
+            "tuple, whose first tensor is used if there is a loss.",
+        ),
+    ],
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="GLOB", help="Layers that stay unchanged; repeatable."),
+    ] = None,
+    multiple: Annotated[
+        int, typer.Option("--multiple", min=1, help="Widths are multiples of this.")
+    ] = 8,
+    as_json: Json = False,
+) -> None:
+    """List the widths, depths and kernels of a model that can shrink, and why others cannot.
+
+    slipstream nas space model.py:make_workload
+    """
+    from slipstream.cli._output import emit, progress
+    from slipstream.nas import Supernet, derive_space, estimate
+
+    model, inputs = _model_and_inputs(target)
+    with progress("trace") as report:
+        report(target)
+        found = derive_space(model, inputs, channel_multiple=multiple, keep=keep or ())
+    net = Supernet(found)
+    sizes = {"whole": estimate(net, found.full), "smallest": estimate(net, found.smallest)}
+    first, second = found.summary()
+    ranges = (f"{m} {sizes['smallest'][m]:,} to {sizes['whole'][m]:,}" for m in sizes["whole"])
+    first = replace(first, notes=[*first.notes, "; ".join(ranges)])
+    emit((first, second), _space_json(found, sizes), as_json=as_json)
+
+
+@app.command()
+def export(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="file.py:function that returns an ss.nas.Supernet."),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE.py", help="Source; weights in FILE.pt.")
+    ],
+    study: Annotated[
+        Path | None,
+        typer.Option("--study", metavar="FILE.db", help="Export the best trial of this study."),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="JSON", help="Configuration; others keep the full size."),
+    ] = None,
+) -> None:
+    """Write a sub-network as plain PyTorch source with its weights.
+
+    slipstream nas export nas.py:net --study nas.db -o small.py
+    """
+    from slipstream.cli._output import need_place, note
+    from slipstream.errors import UsageError
+    from slipstream.nas import Supernet, estimate
+    from slipstream.nas.writing import write_module
+    from slipstream.search.estimators import load_target
+
+    need_place(output, ".py")
+    if (study is None) == (config is None):
+        raise UsageError("pass either --study or --config", remedy="for example --study nas.db")
+    chosen = _best(study) if study is not None else _parsed(str(config))
+    net = load_target(target)()
+    if not isinstance(net, Supernet):
+        raise UsageError(
+            f"'{target}' returned a {type(net).__name__}", remedy="return ss.nas.Supernet(space)"
+        )
+    module = net.export(chosen)
+    write_module(module, output)
+    sizes = ", ".join(f"{value:,} {metric}" for metric, value in estimate(net, chosen).items())
+    note(f"wrote {output} and {output.with_suffix('.pt').name}: {sizes}")
+
+
+def _best(study: Path) -> dict[str, Any]:
+    from slipstream.errors import UsageError
+    from slipstream.search.metrics import best, full_trials
+    from slipstream.search.store import StoredStudy
+
+    stored = StoredStudy(study)
+    trials = best(full_trials(stored.trials), stored.objectives, 1)
+    if not trials or trials[0].violation:
+        raise UsageError(
+            "the study has no trial that satisfies its constraints", where=str(study),
+            remedy="continue it with slipstream search resume",
+        )  # fmt: skip
+    return dict(trials[0].candidate.values)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    import json
+
+    from slipstream.errors import UsageError
+
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise UsageError(
+            "--config is not a JSON object",
+            where=text,
+            remedy="""for example '{"depth_layers": 1}'""",
+        )
+    return parsed
+
+
+def _model_and_inputs(target: str) -> tuple[Any, Any]:
+    import torch
+
+    from slipstream.errors import UsageError
+    from slipstream.search.estimators import load_target
+
+    made = load_target(target)()
+    if not isinstance(made, tuple) or len(made) < 2 or not isinstance(made[0], torch.nn.Module):
+        raise UsageError(
+            f"'{target}' does not return (model, inputs)",
+            remedy="return (model, inputs), or (model, (inputs, targets), loss, optimizer)",
+        )
+    model, inputs, *rest = made
+    if rest and rest[0] is not None and isinstance(inputs, (tuple, list)):
+        inputs = inputs[0]
+    return model, inputs
+
+
+def _space_json(found: ArchitectureSpace, sizes: dict[str, dict[str, int]]) -> dict[str, Any]:
+    return {
+        "choices": [
+            {"name": name, "kind": type(choice).__name__.lower(), "choices": list(choice.choices)}
+            for name, choice in found.choices.items()
+        ],
+        "coverage": found.coverage,
+        "fixed": [
+            {"parameter": name, "axis": axis, "reason": why}
+            for (name, axis), why in found.reasons.items()
+        ],
+        "sizes": sizes,
+    }

@@ -1,0 +1,35 @@
+"""Architecture search in the user's own network: its space, a supernet, estimates, the search."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
+
+if TYPE_CHECKING:
+    from slipstream.nas.estimates import estimate
+    from slipstream.nas.searching import calibrate, fit, search
+    from slipstream.nas.space import ArchitectureSpace, derive_space
+    from slipstream.nas.supernet import Supernet
+
+_HOMES = {
+    "ArchitectureSpace": "space",
+    "Supernet": "supernet",
+    "calibrate": "searching",
+    "derive_space": "space",
+    "estimate": "estimates",
+    "fit": "searching",
+    "search": "searching",
+}
+
+__all__ = [
+    "ArchitectureSpace",
+    "Supernet",
+    "calibrate",
+    "derive_space",
+    "estimate",
+    "fit",
+    "search",
+]
+
+__getattr__, __dir__ = late(__name__, _HOMES, __all__)

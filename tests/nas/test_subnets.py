@@ -1,0 +1,191 @@
+"""Sub-networks of a supernet: exact on every family, exported as plain modules."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nas_families import FAMILIES, Basic, resnet
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from slipstream.nas import Supernet, calibrate, derive_space, estimate, fit, search
+from slipstream.nas.writing import write_module
+from slipstream.search import Budget
+
+_FAST = ("resnet", "vit")
+
+
+@functools.cache
+def built(family: str) -> tuple[nn.Module, torch.Tensor, Supernet]:
+    torch.manual_seed(0)
+    make, inputs = FAMILIES[family]
+    model, x = make().eval(), inputs()
+    return model, x, Supernet(derive_space(model, x))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [name if name in _FAST else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES],
+)
+def test_every_subnet_equals_its_export(family: str) -> None:
+    model, x, net = built(family)
+    torch.testing.assert_close(net.configure({})(x), model(x), rtol=0, atol=0)
+    # A mixer's token layers have the number of patches, which the input fixes.
+    assert net.space.coverage >= (0.97 if family != "mixer" else 0.9)
+    rng = np.random.default_rng(0)
+    for config in (net.space.smallest, *(net.space.sample(rng) for _ in range(3))):
+        exported = net.export(config)
+        torch.testing.assert_close(net.configure(config)(x), exported(x), rtol=0, atol=1e-5)
+        size = estimate(net, config)
+        assert sum(p.numel() for p in exported.parameters()) == size["params"]
+        assert len(exported(torch.cat([x, x[:1]]))) == len(x) + 1
+        if family not in ("lstm", "vit", "bert", "gpt"):  # the reference counts no attention on CPU
+            with FlopCounterMode(display=False) as counter:
+                exported(x)
+            assert counter.get_total_flops() == 2 * len(x) * size["macs"]
+    net.configure({})
+
+
+def test_a_residual_stream_is_one_width() -> None:
+    _, _, net = built("resnet")
+    width = net.space.choices["width_0"]
+    assert {"0.weight", "3.0.conv2.weight", "3.1.bn2.running_var"} <= set(width.parameters)
+
+
+def test_flatten_before_a_linear_layer_stays_searchable() -> None:
+    _, _, net = built("resnet")
+    assert ("7.weight", 1) not in net.space.reasons
+    assert net.export(net.space.smallest).get_submodule("7").in_features == 4 * 8
+
+
+def test_heads_are_removed_whole() -> None:
+    _, _, net = built("vit")
+    exported = net.export({"width_layers_0_attention_qkv": 1})
+    assert exported.get_submodule("layers.0.attention.qkv").out_features == 3 * 8
+
+
+def test_a_skipped_block_leaves_nothing_behind() -> None:
+    _, _, net = built("resnet")
+    names = dict(net.export({"depth_3": 1}).named_parameters())
+    assert "3.0.conv1.weight" in names
+    assert "3.1.conv1.weight" not in names
+
+
+def test_an_exported_subnet_is_plain_and_trains() -> None:
+    _, x, net = built("resnet")
+    exported = net.export(net.space.smallest).train()
+    assert all(type(m).__module__.startswith("torch") for m in exported.children())
+    exported(x).sum().backward()
+    assert all(p.grad is not None for p in exported.parameters())
+
+
+def test_written_source_computes_the_same(tmp_path: Path) -> None:
+    _, x, net = built("vit")
+    exported = net.export(net.space.smallest)
+    write_module(exported, tmp_path / "small.py")
+    spec = importlib.util.spec_from_file_location("small", tmp_path / "small.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.testing.assert_close(module.load()(x), exported(x), rtol=0, atol=0)
+    assert "slipstream" not in (tmp_path / "small.py").read_text().partition('"""\n')[2]
+
+
+def test_kept_layers_are_not_searchable() -> None:
+    model, x, _ = built("resnet")
+    space = derive_space(model, x, keep=["0", "4.*"])
+    assert set(space.choices) == {"width_3_0_conv1", "width_3_1_conv1", "depth_3"}
+
+
+def test_training_and_search_use_shared_weights() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 8, 8)
+    y = torch.randint(0, 10, (8,))
+    net = Supernet(derive_space(nn.Sequential(*list(resnet())[:4], nn.AdaptiveAvgPool2d(1),
+                                              nn.Flatten(), nn.Linear(16, 10)), x))  # fmt: skip
+    before = net.tensor("0.weight").detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    fit(net, lambda: [(x, y)], nn.functional.cross_entropy, optimizer, epochs=1)
+    assert not torch.equal(before, net.tensor("0.weight"))
+
+    def score(module: nn.Module) -> float:
+        with torch.no_grad():
+            return -float(nn.functional.cross_entropy(module(x), y))
+
+    whole = estimate(net, net.space.full)["macs"]
+    study = search(net, score, constraints={"macs": "<= 0.6x"}, calibration=[x], seed=1)
+    best = study.run(budget=Budget(trials=6)).best()
+    assert best is not None
+    assert estimate(net, best.candidate)["macs"] <= 0.6 * whole
+
+    with pytest.raises(InvalidArgumentError, match="no architecture has macs"):
+        search(net, score, constraints={"macs": "<= 0.001x"})
+    with pytest.raises(UnknownNameError, match="latency"):
+        search(net, score, constraints={"latency": "<= 0.5x"})
+
+
+def test_calibration_uses_the_subnets_own_statistics() -> None:
+    _, x, net = built("resnet")
+    exported = net.export(net.space.smallest)
+    calibrate(exported, [x])
+    seen = exported.get_submodule("0")(x)
+    torch.testing.assert_close(exported.get_submodule("1").running_mean, seen.mean((0, 2, 3)))
+
+
+class _Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class _InPlace(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y[:, 0] = 0
+        return y
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), _Branch()), "_Branch.forward"),
+        (nn.Sequential(nn.Linear(4, 4), _InPlace()), "in place"),
+        (nn.Linear(4, 4), "nothing to search"),
+    ],
+)
+def test_models_without_a_space_are_refused(model: Any, text: str) -> None:
+    with pytest.raises((WorkloadError, InvalidArgumentError)) as refused:
+        derive_space(model, torch.randn(2, 4))
+    assert text in str(refused.value)
+
+
+def test_unknown_operators_are_named() -> None:
+    class Sorted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.first(x).sort(-1).values)
+
+    with pytest.raises(InvalidArgumentError, match="sort has no rule"):
+        derive_space(Sorted(), torch.randn(2, 4))
+
+
+def test_shared_layers_shrink_once() -> None:
+    block = Basic(16, 16, 1)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), block, block, nn.AdaptiveAvgPool2d(1),
+                          nn.Flatten(), nn.Linear(16, 2)).eval()  # fmt: skip
+    x = torch.randn(2, 3, 8, 8)
+    net = Supernet(derive_space(model, x))
+    exported = net.export(net.space.smallest)
+    torch.testing.assert_close(net.configure(net.space.smallest)(x), exported(x), rtol=0, atol=1e-5)
+    params = sum(p.numel() for p in exported.parameters())
+    assert params == estimate(net, net.space.smallest)["params"]
