@@ -102,6 +102,16 @@ def test_a_second_measurement_starts_no_child(path: Path, benchmark: Benchmark) 
     assert again.lookup(mm(2)) == Durations(1, path).lookup(mm(3))
 
 
+def test_an_error_of_the_environment_is_not_stored(path: Path, benchmark: Benchmark) -> None:
+    missing = {"error": "ImportError: no module", "transient": True}
+    benchmark.call = lambda *_, calls, **__: [missing] * len(calls)  # type: ignore[method-assign]
+    Durations(1, path).measure([mm(2)])
+    del benchmark.call
+    again = Durations(1, path)
+    again.measure([mm(2)])
+    assert again.lookup(mm(2)) is not None
+
+
 def test_one_child_serves_a_whole_measurement(path: Path, benchmark: Benchmark) -> None:
     durations = Durations(1, path)
     with durations.measuring():

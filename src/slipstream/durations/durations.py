@@ -338,7 +338,7 @@ class Durations:
     ) -> None:
         with self._without_cache(), self._cache() as cache, transaction(cache):
             for (key, question), answer in rows if store else ():
-                if answer.get("waited", 0.0) > _MAX_WAITED:
+                if answer.get("waited", 0.0) > _MAX_WAITED or answer.get("transient"):
                     continue
                 plain = question.key == question.call.key
                 cache.execute(

@@ -117,7 +117,10 @@ def run(
                     results.append({})
                 except Exception as error:
                     timers.append(None)
-                    results.append({"error": f"{type(error).__name__}: {error}"[:300]})
+                    # What the machine lacks now says nothing about the operator.
+                    lacking = isinstance(error, (ImportError, OSError, MemoryError))
+                    described = f"{type(error).__name__}: {error}"[:300]
+                    results.append({"error": described, "transient": lacking})
             needs = _needs([None if timer is None else timer.once for timer in timers])
             began = time.monotonic()
             spent_s = [0.0] * len(timers)
