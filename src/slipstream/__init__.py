@@ -15,7 +15,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream import cluster, data, hardware, measure, nn, quant, ranks, search, ship, sparse
+    from slipstream import (
+        cluster,
+        data,
+        hardware,
+        measure,
+        nas,
+        nn,
+        quant,
+        ranks,
+        search,
+        ship,
+        sparse,
+    )
     from slipstream.cluster import Cluster
     from slipstream.engines import storage
     from slipstream.graph import Graph, load
@@ -78,6 +90,7 @@ _PACKAGES = {
     "lowbit": "slipstream.techniques.lowbit",
     "lowrank": "slipstream.techniques.lowrank",
     "measure": "slipstream.measure",
+    "nas": "slipstream.nas",
     "nn": "slipstream.nn",
     "pipeline": "slipstream.techniques.pipeline",
     "quadratic": "slipstream.techniques.quadratic",
@@ -121,6 +134,7 @@ __all__ = [
     "lowbit",
     "lowrank",
     "measure",
+    "nas",
     "nn",
     "pipeline",
     "predict",

@@ -25,7 +25,7 @@ Labels = NDArray[np.int64]
 Axes = list[Labels | None]
 
 OUTPUT = "it is an output of the model"
-INDICES = "the inputs are indices of it"
+INDICES = "its positions are looked up by index"
 _SAME = frozenset({
     "dropout", "feature_dropout", "contiguous", "clone", "to", "detach", "alias", "type_as",
     "_to_copy", "cumsum", "softmax", "log_softmax", "lift_fresh_copy", "hardtanh", "masked_fill",
@@ -143,7 +143,9 @@ def _parameter(c: Coupling, module: GraphModule, node: Node, shared: dict[int, s
         return
     name = shared.setdefault(id(tensor), str(node.target))
     if name not in c.parameters:
-        c.parameters[name] = [c.fresh(n) if n > 1 else None for n in tensor.shape]
+        # Positions of integer buffers, such as indices, are no channels.
+        searchable = tensor.is_floating_point()
+        c.parameters[name] = [c.fresh(n) if searchable and n > 1 else None for n in tensor.shape]
     c.parameters[str(node.target)] = c.axes[node] = c.parameters[name]
 
 
@@ -492,8 +494,7 @@ def _index(c: Coupling, node: Node) -> Axes | None:
     x, indices = _of(c, node, 0), argument(node, 1)
     if len(indices) != 1 or not isinstance(indices[0], Node):
         return None
-    for labels in (x[0], *c.axes[indices[0]]):
-        c.freeze(labels, "it is indexed", node)
+    c.freeze(x[0], INDICES, node)
     return [*[None] * (node.meta["val"].dim() - len(x) + 1), *x[1:]]
 
 
