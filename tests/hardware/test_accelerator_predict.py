@@ -96,8 +96,9 @@ def test_layers_and_passes_of_the_step() -> None:
     assert normed[Pass.INPUT].speedup == 1.0
     assert any("batch norm makes the gradient of 1 layer dense" in note for note in step.notes)
     assert any("'gelu' makes the gradient of 1 layer dense" in note for note in step.notes)
-    changed = step.graph.tasks.provenance != recorded()[0].tasks.provenance[: len(step.graph)]
-    assert changed.all()
+    tasks = step.graph.tasks
+    simulated = tasks.provenance != recorded()[0].tasks.provenance
+    assert (simulated | (tasks.call < 0)).all()
 
 
 def test_front_ends_are_ordered_and_dense_ones_need_no_masks() -> None:

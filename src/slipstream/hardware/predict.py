@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slipstream.durations.work import work
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph import Call, Editor, Graph, Kind
+from slipstream.graph import Call, Editor, Graph, Kind, StepPhase
 from slipstream.graph.flow import Match, flow_of
 from slipstream.graph.page_faults import page_fault_tasks
 from slipstream.graph.traffic import OperatorClass, map_operations, operator_class, traffic
@@ -28,6 +28,7 @@ _BATCH_NORMS = (
     "aten::_batch_norm_with_update",
 )
 _SMOOTH = ("aten::gelu", "aten::silu", "aten::sigmoid", "aten::tanh", "aten::elu", "aten::softplus")
+_BIAS = "aten::add_"
 _RECORD = "slipstream profile WORKLOAD --record sparsity -o run.slipgraph"
 # Fewer zeros than this do not speed up a pass noticeably.
 _FEW_ZEROS = 0.02
@@ -42,7 +43,7 @@ class LayerCost:
         shape: its shape.
         passes: the passes that the step runs.
         nans: number of NaNs in its operands.
-        behind: the operator that alone reads its output, if it makes the gradient dense.
+        behind: the operator that reads its output, if that makes the gradient dense.
     """
 
     module: str
@@ -115,7 +116,7 @@ def accelerate(graph: Graph, chip: Accelerator) -> AcceleratorStep:
         vector_ns += nanoseconds
         for edit in (skipping, dense):
             edit.set_duration(task, nanoseconds, Provenance.ASSUMED, spread=_ASSUMED_SPREAD)
-    faults = page_fault_tasks(graph)
+    faults = np.array(page_fault_tasks(graph), np.int64)
     uncalled = np.setdiff1d(np.flatnonzero(graph.tasks.call < 0), faults)
     for edit in (skipping, dense):
         edit.set_gap(np.arange(len(graph)), 0.0)
@@ -216,8 +217,15 @@ def _behind(graph: Graph, match: Match) -> str | None:
     if not match.backward:
         return None
     flow = flow_of(graph)
-    found = flow.behind(match.forward[0], (*_BATCH_NORMS, *_SMOOTH))
-    return flow.name(found[0]) if found else None
+    readers = flow.readers[match.forward[0]]
+    # The bias may be added in place.
+    readers = readers + [
+        r for task in readers if flow.name(task) == _BIAS for r in flow.readers[task]
+    ]
+    # The backward pass reads the output, too.
+    forward = [task for task in readers if graph.tasks.phase[task] == StepPhase.FORWARD]
+    names = map(flow.name, forward)
+    return next((name for name in names if name in (*_BATCH_NORMS, *_SMOOTH)), None)
 
 
 def _notes(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.errors import MissingExtraError, SlipstreamError
+from slipstream.errors import SlipstreamError
 from slipstream.files import temporary_folder, write_text
 from slipstream.hardware.accelerator import FrontEnd
 from slipstream.hardware.kernels import schedule
@@ -124,12 +124,11 @@ def cosimulate(frontend: FrontEnd, lanes: int, vectors: int) -> CoSimulation:
     """Compare the Verilog with the model, by Verilator.
 
     Raises:
-        MissingExtraError: Verilator is not installed.
-        SlipstreamError: it cannot compile or run the module.
+        SlipstreamError: Verilator is not installed, or cannot compile or run the module.
     """
     program = shutil.which("verilator")
     if program is None:
-        raise MissingExtraError("verilator is not installed", remedy="apt install verilator")
+        raise SlipstreamError("Verilator is not installed", remedy="apt install verilator")
     with temporary_folder("rtl") as folder:
         module, bench, table = write_rtl(folder, frontend, lanes, vectors)
         _run(
