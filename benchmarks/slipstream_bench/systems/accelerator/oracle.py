@@ -88,7 +88,7 @@ def pass_streams(
                 for i, j in taps:
                     channels = range(g * reduced, (g + 1) * reduced)
                     if operand is Operand.ACTIVATION:
-                        values = [_tap(s, at, n, c, *index, i, j) for c in channels]
+                        values = [_tap(s, at, n, c, index[0], index[1], i, j) for c in channels]
                     elif operand is Operand.GRADIENT:
                         y = (index[0] + s.padding[0] - i * s.dilation[0]) // s.stride[0]
                         x = (index[1] + s.padding[1] - j * s.dilation[1]) // s.stride[1]
@@ -143,13 +143,16 @@ def pass_cycles(
 
 def random_layer(rng: np.random.Generator) -> LayerShape:
     """Return a layer with odd sizes: strides, dilation, groups, or linear."""
+
+    def draw(low: int, high: int) -> int:
+        return int(rng.integers(low, high))
+
     if rng.random() < 0.15:
-        return LayerShape(1, *rng.integers(1, 40, 2).tolist(), 1, int(rng.integers(1, 20)))
+        return LayerShape(1, draw(1, 40), draw(1, 40), 1, draw(1, 20))
     groups = int(rng.choice([1, 1, 2, 3]))
-    kernel, dilation = rng.integers(1, 4, 2), rng.integers(1, 3, 2)
-    height, width = (rng.integers(0, 4, 2) + dilation * (kernel - 1) + 1).tolist()
-    inputs, outputs = (groups * rng.integers(1, 20, 2)).tolist()
-    pairs = [tuple(p.tolist()) for p in (rng.integers(1, 4, 2), rng.integers(0, 3, 2), dilation)]
+    kh, kw, dilation = draw(1, 4), draw(1, 4), (draw(1, 3), draw(1, 3))
     return LayerShape(
-        int(rng.integers(1, 3)), inputs, outputs, height, width, *kernel.tolist(), *pairs, groups
-    )
+        draw(1, 3), groups * draw(1, 20), groups * draw(1, 20),
+        draw(0, 4) + dilation[0] * (kh - 1) + 1, draw(0, 4) + dilation[1] * (kw - 1) + 1, kh, kw,
+        (draw(1, 4), draw(1, 4)), (draw(0, 3), draw(0, 3)), dilation, groups,
+    )  # fmt: skip
