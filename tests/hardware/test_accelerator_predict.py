@@ -20,10 +20,10 @@ from torch.nn import functional
 import slipstream as ss
 from slipstream.cli._main import _command
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.graph import Graph, load, save
+from slipstream.graph import Graph, Kind, load, save
 from slipstream.hardware import Accelerator, Array, Chips, FrontEnd, MaskRecorder, Pass, accelerate
 from slipstream.hardware.mapping import cost
-from slipstream.hardware.rtl import cosimulate
+from slipstream.hardware.rtl import cosimulate, write_rtl
 from slipstream.hardware.space import products_of, sweep_space
 from slipstream.workload import build_from
 from tiny_models import captured, record
@@ -221,6 +221,25 @@ def test_the_verilog_equals_the_model(
 ) -> None:
     require("verilator", shutil.which("verilator") is not None, "verilator is not installed")
     assert cosimulate(front, lanes, 20_000).mismatches == 0
+
+
+def test_a_file_instead_of_the_folder_for_verilog_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(SlipstreamError, match="cannot be written"):
+        write_rtl(path, FrontEnd(), 16, 10)
+
+
+def test_a_step_without_layers_or_on_a_gpu_is_refused() -> None:
+    graph = recorded()[0]
+    calls = tuple(
+        replace(call, op=call.op.replace("conv", "x").replace("mm", "x")) for call in graph.calls
+    )
+    with pytest.raises(InvalidArgumentError, match="no convolution or linear layer"):
+        accelerate(replace(graph, calls=calls), CHIP)
+    kernels = replace(graph.tasks, kind=np.full(len(graph), Kind.KERNEL, np.uint8))
+    with pytest.raises(InvalidArgumentError, match="recorded on a GPU"):
+        accelerate(replace(graph, tasks=kernels), CHIP)
 
 
 def test_arrays_have_at_most_32_rows() -> None:

@@ -104,6 +104,9 @@ def write_rtl(folder: Path, frontend: FrontEnd, lanes: int, vectors: int) -> lis
     """Write the module, a test bench and test vectors; return the files.
 
     A vector is the rows of the window (uint64), the option of each lane and the advance (uint8).
+
+    Raises:
+        SlipstreamError: the folder or a file cannot be written.
     """
     windows = corner_and_random_windows(frontend, lanes, vectors)
     selects, advance = schedule(frontend, lanes, windows)
@@ -113,10 +116,16 @@ def write_rtl(folder: Path, frontend: FrontEnd, lanes: int, vectors: int) -> lis
     table = np.empty(len(windows), row)
     table["window"], table["select"], table["advance"] = windows, selects, advance
     files = [folder / f"{MODULE}.v", folder / "test_bench.cpp", folder / "vectors.bin"]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files[2].write_bytes(table.tobytes())
+    except OSError as error:
+        raise SlipstreamError(
+            f"the files cannot be written: {error.strerror}", where=str(folder),
+            remedy="choose another folder",
+        ) from error  # fmt: skip
     write_text(files[0], verilog(frontend, lanes))
     write_text(files[1], _test_bench(frontend, lanes))
-    files[2].write_bytes(table.tobytes())
     return files
 
 
