@@ -19,8 +19,6 @@ from slipstream.nas import Supernet, calibrate, derive_space, estimate, fit, sea
 from slipstream.nas.writing import write_module
 from slipstream.search import Budget
 
-_FAST = ("resnet", "vit")
-
 
 @functools.cache
 def built(family: str) -> tuple[nn.Module, torch.Tensor, Supernet]:
@@ -30,10 +28,7 @@ def built(family: str) -> tuple[nn.Module, torch.Tensor, Supernet]:
     return model, x, Supernet(derive_space(model, x))
 
 
-@pytest.mark.parametrize(
-    "family",
-    [name if name in _FAST else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES],
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_subnet_equals_its_export(family: str) -> None:
     model, x, net = built(family)
     torch.testing.assert_close(net.configure({})(x), model(x), rtol=0, atol=0)

@@ -262,7 +262,7 @@ def _convolution(c: Coupling, node: Node) -> Axes | None:
         return None
     for axis in range(2, len(w)):
         w[axis] = None
-        c.axes[node.args[1]][axis] = None
+        c.axes[argument(node, 1)][axis] = None
     out, inner = (w[1], w[0]) if transposed else (w[0], w[1])
     if groups == 1:
         c.tie(x[1], inner, node)
@@ -298,7 +298,7 @@ def _embedding(c: Coupling, node: Node) -> Axes:
 def _group_norm(c: Coupling, node: Node) -> Axes:
     x = _of(c, node, 0)
     if x[1] is not None:
-        c.rows_alike(x[1], int(node.args[1]))  # type: ignore[call-overload]
+        c.rows_alike(x[1], int(argument(node, 1)))
     for number in (2, 3):
         for a in _of(c, node, number):
             c.tie(x[1], a, node)
@@ -351,7 +351,7 @@ def _attention(c: Coupling, node: Node) -> Axes:
 
 
 def _cat(c: Coupling, node: Node) -> Axes | None:
-    sources: Any = node.args[0]
+    sources: Any = argument(node, 0)
     axis = int(argument(node, 1, 0)) % node.meta["val"].dim()
     parts = [list(c.axes[s]) for s in sources]
     result: Axes = list(parts[0])
@@ -373,7 +373,7 @@ def _cat(c: Coupling, node: Node) -> Axes | None:
 
 
 def _stack(c: Coupling, node: Node) -> Axes:
-    sources: Any = node.args[0]
+    sources: Any = argument(node, 0)
     result = list(c.axes[sources[0]])
     for s in sources[1:]:
         result = [c.tie(a, b, node) for a, b in zip(result, c.axes[s], strict=True)]
@@ -401,8 +401,8 @@ def _unbind(c: Coupling, node: Node) -> Any:
 
 
 def _getitem(c: Coupling, node: Node) -> Any:
-    parts = c.axes.get(node.args[0], [])  # type: ignore[arg-type]
-    index = node.args[1]
+    parts = c.axes.get(argument(node, 0), [])
+    index = argument(node, 1)
     return parts[index] if isinstance(index, int) and index < len(parts) else None
 
 
@@ -410,18 +410,19 @@ def _slice(c: Coupling, node: Node) -> Axes | None:
     x = _of(c, node, 0)
     axis = int(argument(node, 1, 0)) % len(x)
     start, end, step = (argument(node, n) for n in (2, 3, 4))
-    if x[axis] is not None:
+    labels = x[axis]
+    if labels is not None:
         if any(isinstance(v, Node) for v in (start, end, step)):
             return None
         if step not in (1, None):
-            c.freeze(x[axis], "it is read in steps", node)
-        x[axis] = x[axis][start:end] if step in (1, None) else None  # type: ignore[index]
+            c.freeze(labels, "it is read in steps", node)
+        x[axis] = labels[start:end] if step in (1, None) else None
     return x
 
 
 def _select(c: Coupling, node: Node) -> Axes:
     x = _of(c, node, 0)
-    axis = int(node.args[1]) % len(x)  # type: ignore[call-overload]
+    axis = int(argument(node, 1)) % len(x)
     c.freeze(x[axis], "single positions of it are used", node)
     return [*x[:axis], *x[axis + 1 :]]
 
@@ -430,9 +431,9 @@ def _permute(c: Coupling, node: Node) -> Axes:
     x = _of(c, node, 0)
     name, order = op_name(node), list(range(len(x)))
     if name == "permute":
-        order = [int(d) % len(x) for d in node.args[1]]  # type: ignore[union-attr]
+        order = [int(d) % len(x) for d in argument(node, 1)]
     elif len(x) > 1:
-        dims: Any = (0, 1) if name == "t" else node.args[1:3]
+        dims: Any = (0, 1) if name == "t" else (argument(node, 1), argument(node, 2))
         a, b = (int(d) % len(x) for d in dims)
         order[a], order[b] = order[b], order[a]
     return [x[n] for n in order]
@@ -442,10 +443,10 @@ def _reshape_one(c: Coupling, node: Node) -> Axes | None:
     x = _of(c, node, 0)
     rank = node.meta["val"].dim()
     if op_name(node) == "unsqueeze":
-        axis = int(node.args[1]) % rank  # type: ignore[call-overload]
+        axis = int(argument(node, 1)) % rank
         return [*x[:axis], None, *x[axis:]]
     dims = argument(node, 1)
-    sizes = _size(node.args[0])  # type: ignore[arg-type]
+    sizes = _size(argument(node, 0))
     gone = range(len(x)) if dims is None else [dims] if isinstance(dims, int) else dims
     removed = {d % len(x) for d in gone if sizes[d] == 1}
     return [a for n, a in enumerate(x) if n not in removed]
@@ -453,14 +454,14 @@ def _reshape_one(c: Coupling, node: Node) -> Axes | None:
 
 def _expand(c: Coupling, node: Node) -> Axes:
     x, sizes = _of(c, node, 0), shape_of(node.meta["val"])
-    x = [None] * (len(sizes) - len(x)) + x
+    x = [*[None] * (len(sizes) - len(x)), *x]
     return [a if a is not None and len(a) == n else None for a, n in zip(x, sizes, strict=True)]
 
 
 def _repeat(c: Coupling, node: Node) -> Axes:
-    times: Any = node.args[1]
+    times: Any = argument(node, 1)
     x = _of(c, node, 0)
-    x = [None] * (len(times) - len(x)) + x
+    x = [*[None] * (len(times) - len(x)), *x]
     sizes = shape_of(node.meta["val"])
     return [None if a is None else np.tile(a, n // len(a)) for a, n in zip(x, sizes, strict=True)]
 
@@ -505,14 +506,14 @@ def _factory(c: Coupling, node: Node) -> Axes:
 
 def _recurrent(c: Coupling, node: Node) -> Any:
     gates = {"lstm": 4, "gru": 3}.get(op_name(node), 1)
-    x, (initial, weights) = _of(c, node, 0), node.args[1:3]
-    biases, both = bool(node.args[3]), bool(node.args[7])
+    x, (initial, weights) = _of(c, node, 0), (argument(node, 1), argument(node, 2))
+    biases, both = bool(argument(node, 3)), bool(argument(node, 7))
     states = initial if isinstance(initial, (list, tuple)) else [initial]
     per = 4 if biases else 2
-    if any(len(c.axes[w]) > 2 for w in weights) or len(weights) % per:  # type: ignore[union-attr]
+    if any(len(c.axes[w]) > 2 for w in weights) or len(weights) % per:
         return None
     source, hidden = x[-1], None
-    cells = [weights[k : k + per] for k in range(0, len(weights), per)]  # type: ignore[index,arg-type]
+    cells = [weights[k : k + per] for k in range(0, len(weights), per)]
     directions = 2 if both else 1
     for layer in range(0, len(cells), directions):
         ends = []
@@ -537,7 +538,7 @@ def _recurrent(c: Coupling, node: Node) -> Any:
 
 def _view(c: Coupling, node: Node) -> Axes | None:
     """Split both shapes into common factors, split axes into them, and merge them again."""
-    x, old, new = _of(c, node, 0), _size(node.args[0]), shape_of(node.meta["val"])  # type: ignore[arg-type]
+    x, old, new = _of(c, node, 0), _size(argument(node, 0)), shape_of(node.meta["val"])
     inner, outer = _bounds(old), _bounds(new)
     bounds = sorted(set(inner) | set(outer), reverse=True)
     if any(a % b for a, b in pairwise(bounds)):
@@ -597,14 +598,14 @@ def _is_packing(node: Node, axis: int) -> bool:
         elif name in _THROUGH:
             moved = axis
             if name == "transpose":
-                a, b = (int(d) % rank for d in user.args[1:3])  # type: ignore[call-overload]
+                a, b = (int(d) % rank for d in (argument(user, 1), argument(user, 2)))
                 moved = {a: b, b: a}.get(axis, axis)
             elif name == "permute":
-                moved = [int(d) % rank for d in user.args[1]].index(axis)  # type: ignore[union-attr]
+                moved = [int(d) % rank for d in argument(user, 1)].index(axis)
             elif name == "unsqueeze":
-                moved += int(user.args[1]) % (rank + 1) <= axis  # type: ignore[call-overload]
+                moved += int(argument(user, 1)) % (rank + 1) <= axis
             elif name == "squeeze":
-                moved -= isinstance(user.args[1], int) and user.args[1] % rank < axis
+                moved -= isinstance(argument(user, 1), int) and argument(user, 1) % rank < axis
             if _is_packing(user, moved):
                 return True
     return False
@@ -624,7 +625,7 @@ def _split_axis(
 
 
 def _merge(c: Coupling, node: Node, factors: list[tuple[int, Labels | None]]) -> Labels | None:
-    labelled = [k for k, (_, labels) in enumerate(factors) if labels is not None]
+    labelled = {k: labels for k, (_, labels) in enumerate(factors) if labels is not None}
     if not labelled:
         return None
     best = max(labelled, key=lambda k: factors[k][0])
@@ -633,7 +634,7 @@ def _merge(c: Coupling, node: Node, factors: list[tuple[int, Labels | None]]) ->
             c.freeze(factors[k][1], "it is merged with another searchable dimension", node)
     before = int(np.prod([n for n, _ in factors[:best]]))
     after = int(np.prod([n for n, _ in factors[best + 1 :]]))
-    return np.tile(np.repeat(factors[best][1], after), before)  # type: ignore[arg-type]
+    return np.tile(np.repeat(labelled[best], after), before)
 
 
 _Rule = Callable[[Coupling, Node], Any]

@@ -174,7 +174,8 @@ def derive_space(
     coupling = couple(module)
     found, reasons = _widths(coupling, channel_multiple, keep)
     choices: dict[str, Width | Depth | Kernel] = {}
-    for choice in (*found, *_depths(module, keep), *_kernels(module, keep)):
+    derived: list[Width | Depth | Kernel] = [*found, *_depths(module, keep)]
+    for choice in (*derived, *_kernels(module, keep)):
         choices[choice.name] = choice
     if not choices:
         text = "; ".join(sorted(set(reasons.values()))[:5])
@@ -230,9 +231,9 @@ def _widths(
             if _is_kept(name, keep):
                 fixed[number], at[number] = "`keep` names it", name
     groups: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
-    for number, places in of.items():
+    for number, axes in of.items():
         if number not in fixed:
-            groups[tuple(places)].append(number)
+            groups[tuple(axes)].append(number)
     widths: list[Width] = []
     taken: set[str] = set()
     for places, numbers in groups.items():

@@ -212,11 +212,11 @@ class Subnet:
             args[number] = value
             kwargs.pop(schema.arguments[number].name, None)
 
-        source = args[0] if args and isinstance(args[0], Node) else None
+        source: Any = args[0] if args else None
         if name.startswith("conv"):
             weight: Any = args[1]
             if argument(node, 6, 1) > 1 and "transpose" not in name:
-                inner = self.shape(source)[1]  # type: ignore[arg-type]
+                inner = self.shape(source)[1]
                 put(6, inner // self.shape(weight)[1])
             if size := self.kernels.get(str(weight.target)):
                 dims = node.meta["val"].dim() - 2
@@ -230,15 +230,15 @@ class Subnet:
             number = _FACTORIES[name]
             put(number, self._sizes(node, argument(node, number), "expand"))
         elif name in ("split", "split_with_sizes", "chunk"):
-            axis = int(argument(node, 2, 0)) % node.args[0].meta["val"].dim()  # type: ignore[union-attr]
-            if axes[source][axis] is not None:  # type: ignore[index]
+            axis = int(argument(node, 2, 0)) % argument(node, 0).meta["val"].dim()
+            if axes[source][axis] is not None:
                 sizes = [self.count(part[axis], 0) for part in axes[node]]
                 return _aten.split_with_sizes.default, (source, sizes, axis), {}
         elif name == "slice":
             axis = int(argument(node, 1, 0)) % node.meta["val"].dim()
-            labels = axes[source][axis]  # type: ignore[index]
-            if labels is not None:
-                start, end, step = (argument(node, n) for n in (2, 3, 4))
+            labels = axes[source][axis]
+            start, end, step = (argument(node, n) for n in (2, 3, 4))
+            if labels is not None and not isinstance(start, Node) and not isinstance(end, Node):
                 mask = self._retained[labels]
                 put(4, step)
                 put(2, int(mask[:start].sum()) if start else 0)
@@ -247,7 +247,8 @@ class Subnet:
             put(1, list(self.shape(node)[-len(argument(node, 1)) :]))
         elif name == "batch_norm":
             if training:
-                put(3, None), put(4, None)
+                put(3, None)
+                put(4, None)
             put(5, training)
         elif name == "dropout":
             put(2, training)
@@ -260,7 +261,7 @@ class Subnet:
         axes = self.net.space.coupling.axes[node]
         offset = 0
         if name == "unflatten":
-            offset = int(argument(node, 1)) % node.args[0].meta["val"].dim()  # type: ignore[union-attr]
+            offset = int(argument(node, 1)) % argument(node, 0).meta["val"].dim()
         found = [
             size if isinstance(size, Node) or size == -1 else self.count(axes[offset + n], size)
             for n, size in enumerate(sizes)
@@ -329,8 +330,8 @@ def _attach(root: nn.Module, path: str, value: Any) -> None:
 
 def _is_torch_layer(node: Node) -> bool:
     """Whether a module of torch.nn itself runs `node`."""
-    stack = node.meta.get("nn_module_stack")
-    return bool(stack) and str(list(stack.values())[-1][1]).startswith("torch.nn.modules.")
+    stack = node.meta.get("nn_module_stack") or {}
+    return any(str(kind).startswith("torch.nn.modules.") for _, kind in list(stack.values())[-1:])
 
 
 def _layer(node: Node, args: tuple[Any, ...], subnet: Subnet) -> nn.Module | None:

@@ -25,10 +25,11 @@ _VIEWS = frozenset({
 
 def op_name(node: Node) -> str:
     """Return the name of an operator without its overload, such as ``conv2d``; empty for none."""
-    schema = getattr(node.target, "_schema", None)
+    target: Any = node.target
+    schema = getattr(target, "_schema", None)
     if node.op != "call_function":
         return ""
-    return str(schema.name).removeprefix("aten::") if schema else node.target.__name__
+    return str(schema.name).removeprefix("aten::") if schema else str(target.__name__)
 
 
 def owner_of(node: Node) -> str:
