@@ -91,6 +91,8 @@ NOT_RUN = {
     "priority_sync:2 --details --svg link.svg": (
         "starts ranks; tests/cli/test_cli_prove.py draws theirs"
     ),
+    "slipstream prove train.py:make --cluster workers=2,link=1gbit,latency=50us -t "
+    "pipeline:2,schedule=zero_bubble": "starts ranks; tests/techniques/pipeline runs stages",
     "slipstream hfuse a.cu:reduce:block=256,n=4000 b.cu:scale:block=512 -o fused.cu --arch sm_90": (
         "needs sources and nvcc; tests/techniques/side_by_side/test_hfuse.py runs it"
     ),
@@ -171,6 +173,14 @@ NOT_RUN = {
             "train digits --against ddp:workers=2 -t ddp:workers=2+topk:0.01",
             "check fashion_cnn FOLDER/arm_0 --runs 5",
             "curve fashion_cnn --batches 64,128,256,512",
+        )
+    },
+    **{
+        f"slipstream {command}": "needs a model or study of some size; tests/nas has both"
+        for command in (
+            "nas space model.py:make_workload",
+            "search pareto nas.db",
+            "nas export nas.py:net --study nas.db -o small.py",
         )
     },
     "slipstream results show ID": "ID is what `results ls` prints; see tests/cli/test_results.py",
