@@ -1,0 +1,1 @@
+"""Subgraphs of a model replaced by cheaper compositions of torch's functions, found by search."""
