@@ -141,8 +141,8 @@ def test_a_script_is_edited_and_its_step_has_more_samples() -> None:
     assert "(loss / 2).backward()" in edited
     with pytest.raises(AlreadyAppliedError):
         Accumulation(2).edit_script(Path("train.py"), edited.encode(), range(0))
+    text = LOOP.format(header="while True:")
     with pytest.raises(EditLocationError, match="not a for loop"):
-        text = LOOP.format(header="while True:")
         Accumulation(2).edit_script(Path("train.py"), text.encode(), range(0))
 
 

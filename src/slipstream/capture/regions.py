@@ -52,7 +52,7 @@ def record_regions(
         - ``overhead_ns``: time to call the regions: guards, wrappers, autograd;
         - ``covered_ns``, ``covered_calls``: duration and number of the eager tasks that the
           regions replace, by phase;
-        - ``max_repeats``: see `max_repeats`; a larger value after an edit means more passes per step;
+        - ``max_repeats``: see `max_repeats`; a larger value after an edit: more passes per step;
         - ``stays``: (module, operator) of forward tasks that still run eagerly;
         - ``breaks``: reasons and lines of graph breaks;
         - ``compile_s`` of CPU time, and ``cached`` if torch found the code in its cache;

@@ -21,8 +21,8 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="WORKLOAD",
-        help="file.py:function, a plain training script.py (script.py:LINE for the loop on a line), "
-        "or a recorded run.slipgraph.",
+        help="file.py:function, a plain training script.py (script.py:LINE for the loop on a "
+        "line), or a recorded run.slipgraph.",
     ),
 ]
 Runnable = Annotated[

@@ -171,8 +171,8 @@ class Store:
         study = self._study
         rows = [
             (study, t.number, t.candidate.id, t.candidate.json, t.state, t.fidelity, t.bracket,
-             t.rung, t.parent, t.ask_event, t.tell_event, t.attempts, t.started, t.ended, t.device_s,
-             t.violation, t.reason)
+             t.rung, t.parent, t.ask_event, t.tell_event, t.attempts, t.started, t.ended,
+             t.device_s, t.violation, t.reason)
             for t in trials
         ]  # fmt: skip
         measured = [

@@ -1,8 +1,8 @@
 """Edits of the user's source by syntax tree, as unified diffs.
 
 Every byte outside an edit is preserved: line endings, encoding, indentation, comments. An edit is
-made completely or not at all: `EditLocationError` gives the reason if its place cannot be determined,
-and `AlreadyAppliedError` reports that the source has it already.
+made completely or not at all: `EditLocationError` gives the reason if its place cannot be
+determined, and `AlreadyAppliedError` reports that the source has it already.
 
 A technique writes its `code` with `CodeChange.of`, which reads the workload's file, locates the
 model, the optimizer and the loop, runs the edit, and turns both errors into notes::

@@ -83,7 +83,8 @@ def _replicas(where: Places) -> str | None:
     """Return the loop's name for the model that exchanges gradients with replicas, or None.
 
     Raises:
-        EditLocationError: a model is wrapped for replicas, and whether the loop calls it is unclear.
+        EditLocationError: a model is wrapped for replicas, and it is unclear whether the loop
+            calls it.
     """
     source, names, step = where.source, where.source.names, where.step
     wraps = [call for call in names.calls() if names.qualified(call.func) in _WRAPPERS]

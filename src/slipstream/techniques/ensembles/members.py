@@ -26,7 +26,8 @@ class Ensemble(nn.Module):
     """Members whose probabilities are averaged.
 
     Args:
-        members: modules that return logits [N, classes]; a `StackedEnsemble` counts as all that it holds.
+        members: modules that return logits [N, classes]; a `StackedEnsemble` counts as all that
+            it holds.
         trunk: computed once; members read its output instead of the input.
 
     Raises:

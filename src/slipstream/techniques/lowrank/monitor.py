@@ -30,7 +30,8 @@ class RankMonitor:
         model: before its first training step.
         names: layers to monitor; all plain linear layers and convolutions by default.
         window: number of calls of `measure` over which ranks must be stable.
-        slope: maximum mean change of a stable rank per call of `measure`, relative to the full rank.
+        slope: maximum mean change of a stable rank per call of `measure`, relative to the full
+            rank.
     """
 
     def __init__(
