@@ -77,14 +77,12 @@ class CachePolicy:
             raise InvalidArgumentError("capacity", f"{capacity_bytes} bytes is not positive")
         self.name = name
         self._library = _library()
-        number = POLICIES.index(name)
         self._handle = self._library.slipstream_cache_create(
-            number, int(capacity_bytes), by_bytes, seed
+            POLICIES.index(name), int(capacity_bytes), by_bytes, seed
         )
         if not self._handle:
             raise MemoryError("the cache policy could not be allocated")
         weakref.finalize(self, self._library.slipstream_cache_free, self._handle)
-        self._evicted = np.empty(1024, np.int32)
 
     def request(self, number: int, size_bytes: int, context: int = 0) -> tuple[bool, bool]:
         """Request an object; return whether it was cached, and whether it is cached now."""
@@ -95,14 +93,10 @@ class CachePolicy:
 
     def evicted(self) -> list[int]:
         """Return the objects that the last request evicted."""
-        while True:
-            room = self._evicted.size
-            count = self._library.slipstream_cache_evicted(
-                self._handle, array_pointer(self._evicted), room
-            )
-            if count <= room:
-                return [int(number) for number in self._evicted[:count]]
-            self._evicted = np.empty(count, np.int32)
+        evicted = np.empty(self._library.slipstream_cache_evicted(self._handle, None, 0), np.int32)
+        self._library.slipstream_cache_evicted(self._handle, array_pointer(evicted), evicted.size)
+        numbers: list[int] = evicted.tolist()
+        return numbers
 
     def simulate(
         self,

@@ -20,12 +20,13 @@ from slipstream.engines.storage.policies import (
     NEVER,
     CachePolicy,
     Float64s,
+    Int64s,
     bin_edges,
     gittins,
     next_requests,
 )
 from slipstream.engines.storage.simulating import key_information, reads
-from slipstream.engines.storage.tokens import Context, ContextClasses
+from slipstream.engines.storage.tokens import Context, key_tokens
 from slipstream.engines.storage.traces import OPS, AccessTrace
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 
@@ -92,13 +93,16 @@ class Observations:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Statistics of one context at one level of back-off."""
+    """Statistics of one context at one level of back-off.
+
+    Attributes:
+        bins: for ``interval``, the number of ended and censored intervals by bin, [2, 64].
+    """
 
     count: float
     mean: float
     variance: float
-    ended: Float64s | None
-    open: Float64s | None
+    bins: Int64s | None
 
 
 class AccessPredictor:
@@ -172,10 +176,8 @@ class AccessPredictor:
         Raises:
             UnknownNameError: the task was not learned.
         """
-        pairs: Context = tuple(sorted(context.items()))
-        classes = ContextClasses()
-        classes.number((*pairs, ("object", object_name)) if object_name else pairs)
-        return self.predict_tokens(classes.tokens[0], task)
+        extra = (("object", object_name),) if object_name else ()
+        return self.predict_tokens(key_tokens((*sorted(context.items()), *extra)), task)
 
     def predict_tokens(self, tokens: Context, task: str = "interval") -> AccessForecast:
         """Return the distribution of a task for the tokens of a class of context."""
@@ -189,21 +191,19 @@ class AccessPredictor:
     def _look_up(self, features: Mapping[str, str], task: str) -> AccessForecast:
         mean = variance = count = 0.0
         hazard: Float64s | None = None
-        for number, (level, groups) in enumerate(
-            zip(self._levels, self._groups[task], strict=True)
-        ):
+        for level, groups in zip(self._levels, self._groups[task], strict=True):
             group = groups.get(tuple((key, features.get(key, "")) for key in level))
             if group is None:
                 continue
             count = group.count
-            weight = 1.0 if number == 0 else count / (count + SHRINKAGE)
+            weight = count / (count + SHRINKAGE) if level else 1.0
             # How far apart the contexts are matters only if there are few observations.
             between = ((1 - weight) * (group.mean - mean)) ** 2
             # Geometric: an arithmetic mean would add the variance between all contexts.
             variance = group.variance**weight * (variance or 1.0) ** (1 - weight) + between
             mean = weight * group.mean + (1 - weight) * mean
-            if group.ended is not None and group.open is not None:
-                hazard = _hazards(group.ended, group.open, hazard)
+            if group.bins is not None:
+                hazard = _hazards(group.bins, hazard)
         return AccessForecast(mean, math.sqrt(variance), count, hazard)
 
     def set_prior(self, policy: CachePolicy, number: int, tokens: Context) -> None:
@@ -218,10 +218,8 @@ def _features(tokens: Context) -> dict[str, str]:
     """Return the text of each key, and of prefixes of the object's name."""
     found = dict(tokens)
     words = found.get("object", "").split()
-    found |= {
-        f"object[:{n}]": " ".join(words[:n]) for n in range(1, min(_PREFIXES, len(words) - 1) + 1)
-    }
-    return found
+    prefixes = range(1, min(_PREFIXES, len(words) - 1) + 1)
+    return found | {f"object[:{n}]": " ".join(words[:n]) for n in prefixes}
 
 
 def observations(
@@ -232,13 +230,12 @@ def observations(
     time_s = trace.time_ns / 1e9
     following = next_requests(trace.objects)
     last = following == NEVER
-    position = np.arange(len(trace))
-    until = np.where(last, len(trace) - 1, following)
     if task == "interval":
-        value = np.where(last, len(trace), following) - position
+        value = np.where(last, len(trace), following) - np.arange(len(trace))
         return Observations(classes, value.astype(np.float64), last)
     if task == "interval_s":
-        return Observations(classes, np.maximum(time_s[until] - time_s, 1e-9), last)
+        until = time_s[np.where(last, -1, following)]
+        return Observations(classes, np.maximum(until - time_s, 1e-9), last)
     if task == "size":
         return Observations(classes, np.maximum(trace.sizes, 1).astype(np.float64), last & False)
     if task == "read_fraction":
@@ -250,7 +247,7 @@ def observations(
     deleted[trace.objects[gone]] = time_s[gone]
     made = np.flatnonzero(trace.ops == OPS.index("create"))
     end = deleted[trace.objects[made]]
-    censored = ~(end >= time_s[made]) | np.isinf(end)
+    censored = (end < time_s[made]) | np.isinf(end)
     life = np.where(censored, time_s[-1:].max(initial=0.0), end) - time_s[made]
     return Observations(classes[made], np.maximum(life, 1e-9), censored)
 
@@ -276,25 +273,23 @@ def _statistics(
         mean = np.bincount(group, first, len(names)) / size
         variance = np.bincount(group, second, len(names)) / size - mean**2
         variance = np.clip(variance, 1e-6, 400.0)
-    ended = open_ = None
+    bins = None
     if task == "interval":
-        cell = group * BINS + np.clip(np.searchsorted(bin_edges(), seen.value, "right") - 1, 0, 63)
-        shape = len(names), BINS
-        ended = np.bincount(cell, ~seen.censored, len(names) * BINS).reshape(shape)
-        open_ = np.bincount(cell, seen.censored, len(names) * BINS).reshape(shape)
+        at = np.clip(np.searchsorted(bin_edges(), seen.value, "right") - 1, 0, BINS - 1)
+        cell = (group * 2 + seen.censored) * BINS + at
+        bins = np.bincount(cell, minlength=len(names) * 2 * BINS).reshape(-1, 2, BINS)
     return {
         name: _Group(
-            float(count[n]), float(mean[n]), float(variance[n]),
-            None if ended is None else ended[n], None if open_ is None else open_[n],
+            float(count[n]), float(mean[n]), float(variance[n]), None if bins is None else bins[n]
         )
         for n, name in enumerate(names) if count[n]
     }  # fmt: skip
 
 
-def _hazards(ended: Float64s, open_: Float64s, prior: Float64s | None) -> Float64s:
+def _hazards(bins: Int64s, prior: Float64s | None) -> Float64s:
     """Return the Kaplan-Meier hazards [64] of binned intervals, shrunk to `prior`."""
-    beyond = np.cumsum((ended + open_)[::-1])[::-1] - ended - open_
-    exposed = beyond + ended + 0.5 * open_
-    strength = 0.0 if prior is None else SHRINKAGE
-    expected = 0.0 if prior is None else strength * prior
-    return np.asarray((ended + expected) / np.maximum(exposed + strength, 1e-9))
+    ended, open_ = bins
+    exposed = np.cumsum((ended + open_)[::-1])[::-1] - 0.5 * open_
+    if prior is None:
+        return np.asarray(ended / np.maximum(exposed, 1e-9))
+    return np.asarray((ended + SHRINKAGE * prior) / (exposed + SHRINKAGE))

@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.engines.storage.policies import CachePolicy, Int32s, next_requests
+from slipstream.engines.storage.policies import (
+    CachePolicy,
+    Float64s,
+    Int32s,
+    Int64s,
+    next_requests,
+)
 from slipstream.engines.storage.tokens import Context
 from slipstream.engines.storage.traces import OPS, AccessTrace
 from slipstream.errors import InvalidArgumentError
 from slipstream.provenance import Provenance
-from slipstream.tables import Field, Table, sparkline
+from slipstream.tables import Column, Field, Table, sparkline
 from slipstream.units import format_bytes, format_duration, format_percent, parse_bytes
 
 DEFAULT_POLICIES = ("lru", "s3fifo", "lirs", "wtinylfu", "learned", "auto", "belady")
@@ -39,7 +45,7 @@ class StorageOrigin:
     bytes_per_s: float = 50e6
     price_per_gb: float = 0.0
 
-    def read_ns(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def read_ns(self, sizes: Int64s) -> Float64s:
         """Return the time of a read of each size [N], float64 [N]."""
         return np.asarray(self.latency_ns + sizes * (1e9 / self.bytes_per_s), np.float64)
 
@@ -131,10 +137,6 @@ def simulate(
         capacity: bytes, such as ``200GB``, or a share of the bytes of all objects.
         by_bytes: see `CachePolicy`.
         classes: classes of context from `AccessTrace.classes`, to determine them only once.
-
-    Raises:
-        UnknownNameError: there is no such policy.
-        InvalidArgumentError: the capacity is malformed.
     """
     engine = CachePolicy(policy, capacity_of(trace, capacity), by_bytes=by_bytes)
     contexts = trace.classes()[0] if classes is None and policy in ("learned", "auto") else classes
@@ -228,12 +230,18 @@ def predict_cache(
     run = functools.partial(simulate, trace, capacity=size, by_bytes=by_bytes)
     for policy in policies:
         progress(policy)
-        hits[policy] = run(policy, classes=classes)
-        outcomes.append(_outcome(trace, policy, size, hits[policy], origin, epochs))
+        hits[policy] = hit = run(policy, classes=classes)
+        missed = trace.sizes[~hit]
+        missed_bytes, stall_ns = int(missed.sum()), float(origin.read_ns(missed).sum())
+        outcomes.append(CacheOutcome(
+            policy, size, float(hit.mean()), 1 - missed_bytes / max(int(trace.sizes.sum()), 1),
+            missed_bytes, stall_ns, stall_ns / epochs if epochs else None,
+            missed_bytes / 1e9 * origin.price_per_gb,
+        ))  # fmt: skip
     gain = matters = None
     if len(tokens) > 1 and "learned" in hits:
         plain = run("learned", classes=np.zeros_like(classes))
-        gain = float(np.mean(hits["learned"]) - np.mean(plain)) if len(trace) else 0.0
+        gain = float(np.mean(hits["learned"]) - np.mean(plain))
         matters = _differs(hits["learned"], plain)
     return CachePrediction(
         tuple(outcomes), len(trace), int(trace.object_bytes.sum()), gain, matters
@@ -250,22 +258,6 @@ def reads(trace: AccessTrace) -> AccessTrace:
     if not served.any():
         raise InvalidArgumentError("trace", "has no reads", remedy="record a longer run")
     return trace.select(served)
-
-
-def _outcome(
-    trace: AccessTrace,
-    policy: str,
-    size: int,
-    hit: npt.NDArray[np.bool_],
-    origin: StorageOrigin,
-    epochs: int,
-) -> CacheOutcome:
-    missed = trace.sizes[~hit]
-    stall, total = float(origin.read_ns(missed).sum()), max(int(trace.sizes.sum()), 1)
-    return CacheOutcome(
-        policy, size, float(hit.mean()), 1 - int(missed.sum()) / total, int(missed.sum()), stall,
-        stall / epochs if epochs else None, int(missed.sum()) / 1e9 * origin.price_per_gb,
-    )  # fmt: skip
 
 
 def _differs(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], blocks: int = 20) -> bool:
@@ -342,31 +334,23 @@ class StorageProfile:
             f"{format_bytes(self.footprint_bytes)}; {format_percent(self.once)} of them once",
             *(f"{name}: {count:,}" for name, count in self.notes.items()),
         ]
-        fields: list[Field[tuple[str, dict[float, float]]]] = [Field.of("policy", lambda r: r[0])]
-        fields.append(Field.of("", lambda row: sparkline(list(row[1].values()), 1.0)))
-        for share in _CURVE:
-            name = format_percent(share)
-            fields.append(Field.of(name, lambda row, at=share: f"{row[1][at]:.3f}"))  # type: ignore[misc]
-        curve = Table.of(self.curve.items(), fields, "miss ratio by cache size", summary)
-        keys = Table.of(
-            self.information.items(),
-            (Field.of("key", lambda row: row[0]), Field.of("bits", lambda row: f"{row[1]:.2f}")),
-            "what each key explains of the time to the next request",
-        )
-        groups = Table.of(
-            self.epochs,
-            (
-                Field.of("read in epochs", lambda row: _text(row.tokens)),
-                Field.of("objects", lambda row: row.objects),
-                Field.of("epochs", lambda row: row.epochs),
-            ),
-            "epochs",
-        )
-        return [curve, *([keys] if self.information else []), *([groups] if self.epochs else [])]
-
-
-def _text(tokens: Context) -> str:
-    return "; ".join(f"{key}: {text}" for key, text in tokens) or "all requests"
+        curves = [
+            (policy, sparkline([*ratios.values()], 1.0), *(f"{r:.3f}" for r in ratios.values()))
+            for policy, ratios in self.curve.items()
+        ]
+        keys = [(key, f"{bits:.2f}") for key, bits in self.information.items()]
+        groups = []
+        for group in self.epochs:
+            text = "; ".join(f"{key}: {text}" for key, text in group.tokens) or "all requests"
+            groups.append((text, group.objects, group.epochs))
+        explained = "what each key explains of the time to the next request"
+        ratios = ("policy", "", *map(format_percent, _CURVE))
+        tables = [
+            Table([*map(Column, ratios)], curves, "miss ratio by cache size", summary),
+            Table([Column("key"), Column("bits")], keys, explained),
+            Table([*map(Column, ("read in epochs", "objects", "epochs"))], groups, "epochs"),
+        ]
+        return [table for table in tables if table.rows]
 
 
 def profile_storage(
@@ -375,7 +359,7 @@ def profile_storage(
     """Describe a trace: footprint, miss-ratio curves, information of keys, epochs."""
     trace = reads(trace)
     classes, tokens = trace.classes()
-    curve: dict[str, dict[float, float]] = {}
+    curve = {}
     for policy in ("lru", "learned"):
         progress(f"miss ratios of {policy}")
         curve[policy] = {
@@ -383,9 +367,9 @@ def profile_storage(
             for share in _CURVE
         }
     counts = np.bincount(trace.objects)
+    counts = counts[counts > 0]
     return StorageProfile(
-        len(trace), int((counts > 0).sum()), int(trace.object_bytes.sum()),
-        float((counts == 1).sum() / (counts > 0).sum()), curve,
+        len(trace), counts.size, int(trace.object_bytes.sum()), float(np.mean(counts == 1)), curve,
         key_information(trace, classes, tokens), tuple(epoch_groups(trace, classes, tokens)),
         trace.notes,
     )  # fmt: skip
@@ -398,21 +382,17 @@ def key_information(
     following = next_requests(trace.objects)
     interval = np.minimum(following - np.arange(len(trace)), 1 << 62).astype(np.float64)
     octave = np.log2(interval).astype(np.int64)  # 62 without another request
-    whole = _entropy(octave)
     gains = {}
     for key in sorted({key for context in tokens for key, _ in context}):
         values = [dict(context).get(key, "") for context in tokens]
         _, of_class = np.unique(values, return_inverse=True)
         value = of_class[classes]
-        share = np.bincount(value) / len(trace)
-        conditional = sum(
-            share[each] * _entropy(octave[value == each]) for each in np.flatnonzero(share)
-        )
-        gains[key] = max(0.0, float(whole - conditional))
+        shared = _entropy(octave) + _entropy(value) - _entropy(value * 64 + octave)
+        gains[key] = max(0.0, shared)
     return dict(sorted(gains.items(), key=lambda item: -item[1]))
 
 
-def _entropy(values: npt.NDArray[np.int64]) -> float:
+def _entropy(values: Int64s) -> float:
     _, counts = np.unique(values, return_counts=True)
-    share = counts / counts.sum()
+    share = counts / values.size
     return float(-(share * np.log2(share)).sum())

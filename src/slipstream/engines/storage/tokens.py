@@ -30,15 +30,19 @@ def tokens_of(text: str) -> tuple[str, ...]:
     return tuple(f"<num:{len(word)}>" if word.isdigit() else word.lower() for word in words)
 
 
-def key_tokens(context: Context) -> dict[str, tuple[str, ...]]:
-    """Return the tokens of a context by key, at most `MAX_TOKENS`; keys that leak are omitted."""
-    found: dict[str, tuple[str, ...]] = {}
+def key_tokens(context: Context) -> Context:
+    """Return the tokens of each key, joined by spaces.
+
+    At most `MAX_TOKENS` are kept; keys that leak are omitted.
+    """
+    found: dict[str, str] = {}
     room = MAX_TOKENS
     for key, text in context:
         if key.lower() not in _LEAKS and room > 0:
-            found[key] = tokens_of(text)[:room]
-            room -= len(found[key])
-    return found
+            words = tokens_of(text)[:room]
+            found[key] = " ".join(words)
+            room -= len(words)
+    return tuple(found.items())
 
 
 class ContextClasses:
@@ -56,12 +60,9 @@ class ContextClasses:
     def number(self, context: Context) -> int:
         """Return the number of a context."""
         number = self._numbers.get(context)
-        return self._add(context) if number is None else number
-
-    def _add(self, context: Context) -> int:
-        tokens = tuple((key, " ".join(words)) for key, words in key_tokens(context).items())
-        number = self._of_tokens.setdefault(tokens, len(self.tokens))
-        if number == len(self.tokens):
-            self.tokens.append(tokens)
-        self._numbers[context] = number
+        if number is None:
+            tokens = key_tokens(context)
+            number = self._numbers[context] = self._of_tokens.setdefault(tokens, len(self.tokens))
+            if number == len(self.tokens):
+                self.tokens.append(tokens)
         return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,19 +73,16 @@ class AccessTrace:
         Raises:
             InvalidArgumentError: columns differ in length, or a size is negative.
         """
-        count = len(objects)
         numbers: dict[str, int] = {}
         column = np.fromiter((numbers.setdefault(o, len(numbers)) for o in objects), np.int32)
         texts: dict[Context, int] = {}
-        if contexts is None:
-            texts[()] = 0
-            of_request: npt.ArrayLike = np.zeros(count, np.int32)
-        else:
+        of_request = None
+        if contexts is not None:
             pairs = (tuple(sorted(context.items())) for context in contexts)
             of_request = np.fromiter((texts.setdefault(p, len(texts)) for p in pairs), np.int32)
         return cls.checked(
-            column, np.asarray(sizes), time_ns, ops, np.asarray(of_request),
-            names=tuple(numbers), context_texts=tuple(texts) or ((),), notes=dict(notes or {}),
+            column, sizes, time_ns, ops, of_request,
+            names=tuple(numbers), context_texts=tuple(texts) or ((),), notes=notes,
         )  # fmt: skip
 
     @classmethod
@@ -98,7 +96,7 @@ class AccessTrace:
         *,
         names: tuple[str, ...] = (),
         context_texts: tuple[Context, ...] = ((),),
-        notes: dict[str, int] | None = None,
+        notes: Mapping[str, int] | None = None,
     ) -> AccessTrace:
         """Build a trace from columns [N]; see `of` for times that decrease and errors."""
         count = objects.size
@@ -120,24 +118,22 @@ class AccessTrace:
             raise InvalidArgumentError("sizes", "a size or object number is negative")
         if names and count and columns["objects"].max() >= len(names):
             raise InvalidArgumentError("objects", f"has a number without one of {len(names)} names")
-        notes = dict(notes or {})
+        counts = Counter(notes)
         if backwards := int(np.count_nonzero(np.diff(columns["time_ns"]) < 0)):
-            notes["clock jumps"] = notes.get("clock jumps", 0) + backwards
+            counts["clock jumps"] += backwards
             columns["time_ns"] = np.maximum.accumulate(columns["time_ns"])
-        return cls(**columns, names=names, context_texts=context_texts, notes=notes)
+        return cls(**columns, names=names, context_texts=context_texts, notes=dict(counts))
 
     def classes(self) -> tuple[Int32s, list[Context]]:
         """Return the class of context of each request, int32 [N], and the tokens of each class.
 
         Objects' names belong to their contexts: they are the key ``object``.
         """
-        pair = self.contexts.astype(np.int64) * max(len(self.names), 1)
-        if self.names:
-            pair += self.objects
+        count = max(len(self.names), 1)
+        pair = self.contexts.astype(np.int64) * count + (self.objects if self.names else 0)
         pairs, inverse = np.unique(pair, return_inverse=True)
         classes, numbers = ContextClasses(), []
-        for number in pairs.tolist():
-            context, name = divmod(number, max(len(self.names), 1))
+        for context, name in zip(*np.divmod(pairs, count), strict=True):
             extra = (("object", self.names[name]),) if self.names else ()
             numbers.append(classes.number((*self.context_texts[context], *extra)))
         return np.array(numbers, np.int32)[inverse], classes.tokens
