@@ -35,6 +35,9 @@ SPAN = {
 }  # fmt: skip
 PARENT = {"traceId": SPAN["traceId"], "spanId": "eee19b7ec3c1b173", "name": "epoch",
           "startTimeUnixNano": "1"}  # fmt: skip
+JAEGER = {"traceID": "1", "spanID": "2", "operationName": "write shard", "startTime": 3,
+          "processID": "p1", "tags": [{"key": "file.path", "value": "/b"},
+                                      {"key": "size", "value": 7}]}  # fmt: skip
 
 
 def otlp(*spans: Any) -> dict[str, Any]:
@@ -86,13 +89,14 @@ def test_otlp_protobuf_equals_json(tmp_path: Path) -> None:
     (tmp_path / "cut.pb").write_bytes(message.SerializeToString()[:-3])
     with pytest.raises(TraceError, match="OTLP"):
         import_trace(str(tmp_path / "cut.pb"))
+    scope.spans[0].start_time_unix_nano = 1 << 63
+    (tmp_path / "late.pb").write_bytes(message.SerializeToString())
+    with pytest.raises(TraceError, match="2\\^63 ns"):
+        import_trace(str(tmp_path / "late.pb"))
 
 
 def test_jaeger_json(tmp_path: Path) -> None:
-    tags = [{"key": "file.path", "value": "/b"}, {"key": "size", "value": 7}]
-    span = {"traceID": "1", "spanID": "2", "operationName": "write shard", "startTime": 3,
-            "processID": "p1", "tags": tags}  # fmt: skip
-    document = {"data": [{"spans": [span], "processes": {"p1": {"serviceName": "etl"}}}]}
+    document = {"data": [{"spans": [JAEGER], "processes": {"p1": {"serviceName": "etl"}}}]}
     trace = import_trace(write(tmp_path / "jaeger.json", document))
     assert (trace.names, trace.sizes.tolist(), trace.time_ns.tolist()) == (("/b",), [7], [3000])
     assert OPS[trace.ops[0]] == "write"
@@ -138,6 +142,8 @@ def test_a_bad_row_names_its_line_or_is_counted(tmp_path: Path, row: str) -> Non
         ("t.json", otlp(SPAN | {"spanId": "zz"}), "malformed"),
         ("t.json", otlp(SPAN | {"spanId": "ab"}), "hexadecimal digits"),
         ("t.json", {"spans": []}, "neither resourceSpans"),
+        ("t.json", {"resourceSpans": [1]}, "message is malformed"),
+        ("t.json", {"data": [{"spans": [JAEGER, {}]}]}, "span 2"),
         ("t.csv", "x,y\n1,2\n", "no column for the object"),
         ("t.csv", "", "no column for the object"),
         ("t.npz", "not a zip", "NumPy"),

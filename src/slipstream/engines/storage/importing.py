@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream import data
+from slipstream.data import ORACLE_GENERAL, get
 from slipstream.engines.storage.policies import numbered
 from slipstream.engines.storage.traces import OPS, AccessTrace, TraceError
 from slipstream.errors import MissingExtraError, UsageError
 from slipstream.files import opened, read_bytes
 
-_ORACLE_GENERAL = data.ORACLE_GENERAL
 _OBJECT = ("object", "object_id", "id", "key", "file.path", "path", "url.path", "http.url")
 _SIZE = ("size", "object_size", "bytes", "file.size", "http.response.body.size")
 _TIMES = {"time_ns": 1.0, "time": 1e9, "timestamp": 1e9, "time_s": 1e9, "time_ms": 1e6}
 _MAX_BYTES = 4 << 30
 _MAX_SIZE = 1 << 56
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 
 
 class _Row(NamedTuple):
@@ -51,7 +51,7 @@ def import_trace(source: str, *, skip_bad: bool = False) -> AccessTrace:
         MissingExtraError: protobuf files need opentelemetry-proto.
     """
     if source.startswith("cache_traces:"):
-        found = data.get("cache_traces", trace=source.partition(":")[2])
+        found = get("cache_traces", trace=source.partition(":")[2])
         sizes = np.ones(len(found), np.int64) if found.sizes is None else found.sizes
         return AccessTrace.checked(numbered(found.keys)[0], sizes, found.times)
     path = Path(source)
@@ -60,20 +60,18 @@ def import_trace(source: str, *, skip_bad: bool = False) -> AccessTrace:
         return AccessTrace.load(path)
     if ".oraclegeneral" in suffixes:
         return _oracle_general(path)
-    readers: dict[str, Callable[[Path, _Bad], Iterator[_Row]]] = {
-        ".csv": _csv_rows, ".json": _json_rows, ".pb": _protobuf_rows, ".otlp": _protobuf_rows,
-    }  # fmt: skip
-    reader = readers.get(suffixes[-1] if suffixes else "")
-    if reader is None:
+    bad, suffix = _Bad(path, skip_bad), "".join(suffixes[-1:])
+    spans_of = {".json": _json_spans, ".pb": _protobuf_spans, ".otlp": _protobuf_spans}
+    if suffix == ".csv":
+        rows = list(_csv_rows(path, bad))
+    elif suffix in spans_of:
+        # Spans are written when they end.
+        rows = sorted(_rows_of(spans_of[suffix](path, bad), bad), key=lambda row: row.time_ns)
+    else:
         raise UsageError(
             f"the format of '{path.name}' is unknown",
-            remedy=f"use one of: {', '.join(readers)}, .npz, .oracleGeneral, cache_traces:NAME",
+            remedy="use one of: .csv, .json, .pb, .otlp, .npz, .oracleGeneral, cache_traces:NAME",
         )
-    bad = _Bad(path, skip_bad)
-    rows = list(reader(path, bad))
-    if suffixes[-1] != ".csv":
-        # Spans are written when they end.
-        rows.sort(key=lambda row: row.time_ns)
     return AccessTrace.of(
         [row.object for row in rows], [row.size for row in rows],
         time_ns=[row.time_ns for row in rows], ops=[row.op for row in rows],
@@ -99,14 +97,14 @@ class _Bad:
 
 def _oracle_general(path: Path) -> AccessTrace:
     content = read_bytes(path, TraceError, most=_MAX_BYTES)
-    if extra := len(content) % _ORACLE_GENERAL.itemsize:
+    if extra := len(content) % ORACLE_GENERAL.itemsize:
         raise TraceError(
-            f"the last record has {extra} of {_ORACLE_GENERAL.itemsize} bytes",
+            f"the last record has {extra} of {ORACLE_GENERAL.itemsize} bytes",
             where=f"{path}, byte {len(content) - extra}", remedy="copy the file again",
         )  # fmt: skip
-    records = np.frombuffer(content, _ORACLE_GENERAL)
-    times = records["time"].astype(np.int64) * 1_000_000_000
-    return AccessTrace.checked(numbered(records["key"])[0], records["size"], times)
+    records = np.frombuffer(content, ORACLE_GENERAL)
+    time_ns = records["time"].astype(np.int64) * 1_000_000_000
+    return AccessTrace.checked(numbered(records["key"])[0], records["size"], time_ns)
 
 
 def _csv_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
@@ -165,6 +163,9 @@ class _Span(NamedTuple):
     attributes: dict[str, str]
 
 
+_ReadSpan = Callable[[Any, dict[str, Any]], _Span]
+
+
 def _rows_of(spans: Iterator[_Span], bad: _Bad) -> Iterator[_Row]:
     """Yield the spans that are requests, with the names of the spans around them."""
     spans_by_id: dict[tuple[str, str], _Span] = {}
@@ -179,6 +180,7 @@ def _rows_of(spans: Iterator[_Span], bad: _Bad) -> Iterator[_Row]:
             continue
         try:
             size = _size(next((attributes.pop(key) for key in _SIZE if key in attributes), 1))
+            start_ns = _time(span.start_ns)
         except ValueError as error:
             bad(f"request {number + 1}", f"span {span.span_id} is malformed: {error}")
             continue
@@ -190,96 +192,93 @@ def _rows_of(spans: Iterator[_Span], bad: _Bad) -> Iterator[_Row]:
         text = f"{span.name} {attributes.pop('op', '')}".lower()
         op = next((at for at, kind in enumerate(OPS) if kind in text), OPS.index("read"))
         attributes["span"] = "/".join(reversed(callers))
-        yield _Row(span.start_ns, name, size, op, attributes)
+        yield _Row(start_ns, name, size, op, attributes)
 
 
-def _json_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
+def _json_spans(path: Path, bad: _Bad) -> Iterator[_Span]:
     """Read OTLP or Jaeger JSON; OTLP may have one message per line."""
-    with opened(path, TraceError) as file:
-        content = file.read(_MAX_BYTES)
-    documents = []
-    try:
-        documents.append(json.loads(content))
-    except ValueError as error:
-        lines = content.splitlines()
-        if len(lines) < 2 or not lines[0].rstrip().endswith(b"}"):
-            offset = getattr(error, "pos", 0)
-            raise TraceError(
-                f"is not complete JSON: {error}", where=f"{path}, byte {offset}",
-                remedy="export it again; it may have been cut off",
-            ) from error  # fmt: skip
-        for number, line in enumerate(lines):
-            try:
-                documents += [json.loads(line)] if line.strip() else []
-            except ValueError as damage:
-                bad(f"line {number + 1}", f"the line is not JSON: {damage}")
-    yield from _rows_of(_json_spans(documents, bad), bad)
-
-
-def _json_spans(documents: list[Any], bad: _Bad) -> Iterator[_Span]:
-    for document in documents:
+    for document in _documents(path, bad):
         if not isinstance(document, dict) or not ({"resourceSpans", "data"} & set(document)):
             bad("the top level", "there is neither resourceSpans (OTLP) nor data (Jaeger)")
             continue
-        for resource in document.get("resourceSpans", ()):
-            shared = _attributes(resource.get("resource", {}).get("attributes", ()))
-            for scope in resource.get("scopeSpans", ()):
-                yield from _checked(scope.get("spans", ()), shared, _otlp_span, bad)
-        for trace in document.get("data") or ():
-            processes = trace.get("processes", {})
-            services = {
-                key: {"service.name": str(process.get("serviceName", ""))}
-                for key, process in processes.items()
-            }
-            for span in trace.get("spans", ()):
-                shared = services.get(span.get("processID"), {})
-                yield from _checked((span,), shared, _jaeger_span, bad)
-
-
-def _checked(
-    spans: Any, shared: dict[str, str], read: Callable[[Any, dict[str, str]], _Span], bad: _Bad
-) -> Iterator[_Span]:
-    for number, span in enumerate(spans):
         try:
-            yield read(span, shared)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            bad(f"span {number + 1}", f"the span is malformed: {type(error).__name__} {error}")
+            groups = list(_groups(document))
+        except _MALFORMED as error:
+            bad("the top level", f"the message is malformed: {type(error).__name__} {error}")
+            continue
+        for read, spans, shared in groups:
+            for number, span in enumerate(spans):
+                try:
+                    yield read(span, shared)
+                except _MALFORMED as error:
+                    what = f"the span is malformed: {type(error).__name__} {error}"
+                    bad(f"span {number + 1}", what)
 
 
-def _otlp_span(span: Any, shared: dict[str, str]) -> _Span:
+def _documents(path: Path, bad: _Bad) -> Iterator[Any]:
+    with opened(path, TraceError) as file:
+        content = file.read(_MAX_BYTES)
+    try:
+        yield json.loads(content)
+        return
+    except ValueError as error:
+        lines = content.splitlines()
+        if len(lines) < 2 or not lines[0].rstrip().endswith(b"}"):
+            raise TraceError(
+                f"is not complete JSON: {error}", where=f"{path}, byte {getattr(error, 'pos', 0)}",
+                remedy="export it again; it may have been cut off",
+            ) from error  # fmt: skip
+    for number, line in enumerate(lines):
+        try:
+            if line.strip():
+                yield json.loads(line)
+        except ValueError as damage:
+            bad(f"line {number + 1}", f"the line is not JSON: {damage}")
+
+
+def _groups(document: dict[str, Any]) -> Iterator[tuple[_ReadSpan, list[Any], dict[str, Any]]]:
+    """Yield spans with their reader and what they share."""
+    for resource in document.get("resourceSpans", ()):
+        shared = _attributes(resource.get("resource", {}).get("attributes", ()))
+        for scope in resource.get("scopeSpans", ()):
+            yield _otlp_span, list(scope.get("spans", ())), shared
+    for trace in document.get("data") or ():
+        services = {
+            key: {"service.name": str(process.get("serviceName", ""))}
+            for key, process in trace.get("processes", {}).items()
+        }
+        yield _jaeger_span, list(trace.get("spans", ())), services
+
+
+def _otlp_span(span: Any, shared: dict[str, Any]) -> _Span:
     # Ids are hexadecimal and int64 are strings, unlike in protobuf's own JSON.
     for key, length in (("traceId", 32), ("spanId", 16)):
         if len(bytes.fromhex(span[key])) * 2 != length:
             raise ValueError(f"{key} '{span[key]}' does not have {length} hexadecimal digits")
-    attributes = shared | _attributes(span.get("attributes", ()))
     return _Span(
         span["traceId"].lower(), span["spanId"].lower(), span.get("parentSpanId", "").lower(),
-        str(span.get("name", "")), _time(span["startTimeUnixNano"]), attributes,
+        str(span.get("name", "")), int(span["startTimeUnixNano"]),
+        shared | _attributes(span.get("attributes", ())),
     )  # fmt: skip
 
 
-def _jaeger_span(span: Any, shared: dict[str, str]) -> _Span:
+def _jaeger_span(span: Any, services: dict[str, Any]) -> _Span:
     tags = {str(tag["key"]): str(tag.get("value", "")) for tag in span.get("tags") or ()}
-    parents = [link["spanID"] for link in span.get("references") or () if "spanID" in link]
+    parents = [str(link["spanID"]) for link in span.get("references") or () if "spanID" in link]
     return _Span(
-        str(span["traceID"]), str(span["spanID"]), str(parents[0]) if parents else "",
-        str(span.get("operationName", "")), _time(int(span["startTime"]) * 1000), shared | tags,
+        str(span["traceID"]), str(span["spanID"]), next(iter(parents), ""),
+        str(span.get("operationName", "")), int(span["startTime"]) * 1000,
+        services.get(span.get("processID"), {}) | tags,
     )  # fmt: skip
 
 
 def _attributes(pairs: Any) -> dict[str, str]:
-    return {str(pair["key"]): _text(pair.get("value") or {}) for pair in pairs}
+    return {
+        str(pair["key"]): str(next(iter((pair.get("value") or {}).values()), "")) for pair in pairs
+    }
 
 
-def _text(value: dict[str, Any]) -> str:
-    return str(next(iter(value.values()), ""))
-
-
-def _protobuf_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
-    yield from _rows_of(_protobuf_spans(path), bad)
-
-
-def _protobuf_spans(path: Path) -> Iterator[_Span]:
+def _protobuf_spans(path: Path, bad: _Bad) -> Iterator[_Span]:
     try:
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
