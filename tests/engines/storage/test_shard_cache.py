@@ -109,6 +109,8 @@ def test_files_that_cannot_be_cached_are_read(tmp_path: Path, origin: Path) -> N
     long = ShardCache(tmp_path / "other", 1000, lambda name: b"x")
     assert long.read("a/" * 300) == long.read("a/" * 300) == b"x"
     assert long.counts.hits == 1
+    ShardCache(tmp_path / "other", 1000, origin)
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_a_file_that_was_replaced_is_another_object(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from slipstream.engines.storage.shard_cache import ShardCache, throttled
@@ -92,25 +91,26 @@ def prove_cache(
             remedy="replay fewer reads: --reads",
         )  # fmt: skip
     size = capacity_of(trace, capacity)
-    predictable, tokens = trace.names or tuple(map(str, range(sizes.size))), trace.context_texts
+    names = trace.names or tuple(map(str, range(sizes.size)))
+    requests = [
+        (names[number], dict(trace.context_texts[context]))
+        for number, context in zip(trace.objects, trace.contexts, strict=True)
+    ]
     outcomes = []
     with temporary_folder("storage") as folder:
-        for number in set(trace.objects.tolist()):
-            Path(folder, f"{number}").write_bytes(os.urandom(int(sizes[number])))
-        numbers = {name: number for number, name in enumerate(predictable)}
+        path_of = {names[number]: folder / str(number) for number in set(trace.objects.tolist())}
+        for path in path_of.values():
+            path.write_bytes(os.urandom(int(sizes[int(path.name)])))
         fetch = throttled(
-            lambda name: Path(folder, f"{numbers[name]}").read_bytes(),
-            origin.latency_ns / 1e9, origin.bytes_per_s,
-        )  # fmt: skip
+            lambda name: path_of[name].read_bytes(), origin.latency_ns / 1e9, origin.bytes_per_s
+        )
         for policy in policies:
             hit = simulate(trace, policy, size)
             cache = ShardCache(folder / f"cache-{policy}", size, fetch, policy=policy)
             progress(f"{policy}: {len(trace):,} reads")
             start_ns = time.perf_counter_ns()
-            for number, context in zip(
-                trace.objects.tolist(), trace.contexts.tolist(), strict=True
-            ):
-                cache.read(predictable[number], dict(tokens[context]))
+            for name, context in requests:
+                cache.read(name, context)
             elapsed_ns = time.perf_counter_ns() - start_ns
             outcomes.append(ReplayOutcome(
                 policy, float(hit.mean()), cache.counts.hit_rate,

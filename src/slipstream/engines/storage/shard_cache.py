@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 
 from slipstream.engines.storage.policies import CachePolicy
 from slipstream.engines.storage.predictor import AccessPredictor
-from slipstream.engines.storage.tokens import Context, ContextClasses
+from slipstream.engines.storage.tokens import ContextClasses
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
 from slipstream.files import replacing
 from slipstream.units import parse_bytes
@@ -134,20 +134,21 @@ class ShardCache:
             return self._read_in_owner(name, context)
         content = self._read_stored(name)
         hit = content is not None
-        elapsed_ns = 0
+        start_ns = time.perf_counter_ns()
         if content is None:
-            start_ns = time.perf_counter_ns()
             content = self._read_origin(name)
-            elapsed_ns = time.perf_counter_ns() - start_ns
+        elapsed_ns = time.perf_counter_ns() - start_ns
+        missed = {} if hit else {"origin_bytes": len(content), "origin_ns": elapsed_ns}
         with self._lock:
-            counts = self.counts
-            self.counts = replace(
-                counts, reads=counts.reads + 1, hits=counts.hits + hit,
-                bytes=counts.bytes + len(content),
-                origin_bytes=counts.origin_bytes + (0 if hit else len(content)),
-                origin_ns=counts.origin_ns + elapsed_ns,
-            )  # fmt: skip
-            self._update(name, content, {**self._context, **(context or {})})
+            self._count(reads=1, hits=hit, bytes=len(content), **missed)
+            keep = self._keep(name, len(content), {**self._context, **(context or {})})
+            if keep and name not in self._stored:
+                try:
+                    with replacing(self._path(name)) as temporary:
+                        temporary.write_bytes(content)
+                    self._stored.add(name)
+                except OSError:
+                    self._count(disk_errors=1)
         return content
 
     def open(self, name: str) -> BinaryIO:
@@ -199,36 +200,22 @@ class ShardCache:
             raise SlipstreamError(what, where=where, remedy=remedy)
         return answer[1:]
 
-    def _update(self, name: str, content: bytes, context: Mapping[str, str]) -> None:
-        """Let the policy see a read, and make the folder what it decides."""
-        number = self._number(name, len(content))
-        pairs = (*sorted(context.items()), ("object", name))
-        _, keep = self._policy.request(number, len(content), self._class_of(pairs))
-        for evicted in self._policy.evicted():
-            if evicted != number:
-                self._remove(self._names[evicted])
-        if keep and name not in self._stored:
-            try:
-                with replacing(self._path(name)) as temporary:
-                    temporary.write_bytes(content)
-                self._stored.add(name)
-            except OSError:
-                self._count_disk_error()
-        elif not keep and name in self._stored:
-            self._remove(name)
-
-    def _class_of(self, context: Context) -> int:
-        count = len(self._classes.tokens)
-        number = self._classes.number(context)
-        if number == count and self._predictor is not None:
-            self._predictor.set_prior(self._policy, number, self._classes.tokens[number])
-        return number
-
-    def _number(self, name: str, size: int) -> int:
+    def _keep(self, name: str, size: int, context: Mapping[str, str]) -> bool:
+        """Let the policy see a read, and remove what it evicts; return whether to keep the file."""
         number = self._numbers.setdefault((name, size), len(self._names))
         if number == len(self._names):
             self._names.append(name)
-        return number
+        classes = len(self._classes.tokens)
+        class_ = self._classes.number((*sorted(context.items()), ("object", name)))
+        if class_ == classes and self._predictor is not None:
+            self._predictor.set_prior(self._policy, class_, self._classes.tokens[class_])
+        _, keep = self._policy.request(number, size, class_)
+        for evicted in self._policy.evicted():
+            if evicted != number:
+                self._remove(self._names[evicted])
+        if not keep and name in self._stored:
+            self._remove(name)
+        return keep
 
     def _path(self, name: str) -> Path:
         # Percent-encoded, so that the folder lists what it holds; ":" cannot be part of a quoted
@@ -242,22 +229,20 @@ class ShardCache:
 
     def _adopt(self) -> None:
         """Take over the files that an earlier cache left, the least recently written first."""
+        for path in self._folder.glob(":*" + _SUFFIX):  # the name of a digest is unknown
+            path.unlink()
         found = [(path.stat(), path) for path in self._folder.glob("*" + _SUFFIX)]
         for status, path in sorted(found, key=lambda entry: entry[0].st_mtime_ns):
             name = unquote(path.name.removesuffix(_SUFFIX))
             self._stored.add(name)
-            number = self._number(name, status.st_size)
-            pairs = (*sorted(self._context.items()), ("object", name))
-            _, keep = self._policy.request(number, status.st_size, self._class_of(pairs))
-            for evicted in (*self._policy.evicted(), *(() if keep else (number,))):
-                self._remove(self._names[evicted])
+            self._keep(name, status.st_size, self._context)
 
     def _remove(self, name: str) -> None:
         self._stored.discard(name)
         try:
             self._path(name).unlink(missing_ok=True)
         except OSError:
-            self._count_disk_error()
+            self._count(disk_errors=1)
 
     def _read_stored(self, name: str) -> bytes | None:
         if name not in self._stored:
@@ -269,11 +254,12 @@ class ShardCache:
                 self._stored.discard(name)
                 # Another thread may just have evicted it.
                 if not isinstance(error, FileNotFoundError):
-                    self._count_disk_error()
+                    self._count(disk_errors=1)
             return None
 
-    def _count_disk_error(self) -> None:
-        self.counts = replace(self.counts, disk_errors=self.counts.disk_errors + 1)
+    def _count(self, **added: int) -> None:
+        now = vars(self.counts)
+        self.counts = replace(self.counts, **{key: now[key] + n for key, n in added.items()})
 
     def _read_origin(self, name: str) -> bytes:
         try:
@@ -332,23 +318,20 @@ def _origin(place: str) -> Callable[[str], bytes]:
     return fetch
 
 
+@dataclass(eq=False, repr=False)
 class CachedDataset(Generic[_T]):
     """A dataset of files for ``torch.utils.data.DataLoader``, read through a cache.
 
-    Args:
+    Attributes:
         names: of the files at the origin, one per sample.
         decode: makes a sample from a file's bytes.
         context: of these reads, such as ``{"split": "train"}``.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        cache: ShardCache,
-        decode: Callable[[bytes], _T],
-        context: Mapping[str, str] | None = None,
-    ) -> None:
-        self.names, self.cache, self.decode, self.context = names, cache, decode, context
+    names: Sequence[str]
+    cache: ShardCache
+    decode: Callable[[bytes], _T]
+    context: Mapping[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self.names)

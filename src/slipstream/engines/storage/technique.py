@@ -86,30 +86,29 @@ class CachedFiles(TechniqueSettings):
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Shorten loading by the simulated share of bytes that hit, in the second half of reads."""
         edit = Editor(graph, str(self))
-        saved = self._byte_hit_rate()
-        edit.scale(
-            _loading(graph), 1 - self.waiting * saved, Provenance.SIMULATED, spread=_SPREAD
-        )  # fmt: skip
+        trace = reads(import_trace(self.trace))
+        half = len(trace) // 2
+        hit = simulate(trace, self.policy, self.capacity)[half:]
+        sizes = trace.sizes[half:]
+        saved = float(sizes[hit].sum() / max(int(sizes.sum()), 1))
+        kept = 1 - self.waiting * saved
+        edit.scale(_loading(graph), kept, Provenance.SIMULATED, spread=_SPREAD)
         return edit.apply(f"{format_percent(saved)} of the bytes are read from the cache")
 
     def apply(self, built: BuiltWorkload) -> None:
         """Do nothing: `prepare` has replaced what the workload opens."""
 
     def prepare(self) -> None:
-        """Open files below `origin` for reading in binary mode through the cache.
-
-        Raises:
-            InvalidArgumentError: `origin` or `folder` is missing.
-        """
+        """Open files below `origin` for reading in binary mode through the cache."""
         for setting in ("origin", "folder"):
             if not getattr(self, setting):
                 raise InvalidArgumentError(
                     f"shard_cache:{setting}", "is required to apply the technique",
                     remedy="shard_cache:run.npz,origin=/slow/shards,folder=/fast/cache",
                 )  # fmt: skip
-        size = capacity_of(reads(import_trace(self.trace)), self.capacity) if (
-            self.capacity.endswith("%")
-        ) else self.capacity  # fmt: skip
+        size: int | str = self.capacity
+        if self.capacity.endswith("%"):
+            size = capacity_of(reads(import_trace(self.trace)), self.capacity)
         cache = ShardCache(self.folder, size, self.origin, policy=self.policy)
         builtins.open = _cached(builtins.open, cache, os.path.realpath(self.origin))
 
@@ -122,13 +121,6 @@ class CachedFiles(TechniqueSettings):
             f'"{self.origin or "/slow/shards"}")\n'
             "    ... cache.open(name) instead of open(path)",
         )
-
-    def _byte_hit_rate(self) -> float:
-        trace = reads(import_trace(self.trace))
-        half = len(trace) // 2
-        hit = simulate(trace, self.policy, self.capacity)[half:]
-        sizes = trace.sizes[half:]
-        return float(sizes[hit].sum() / max(int(sizes.sum()), 1))
 
 
 def _loading(graph: Graph) -> NDArray[np.int64]:
