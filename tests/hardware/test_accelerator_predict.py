@@ -172,7 +172,6 @@ def test_a_file_contains_what_differs_from_its_base(tmp_path: Path) -> None:
     chip = Accelerator.load(path)
     assert chip.array == replace(CHIP.array, lanes=32)
     assert (chip.name, chip.clock_hz.value, chip.energy) == ("wide", 1e9, CHIP.energy)
-    assert chip.device.flops["fp32"].value == 2 * 16 * 16 * 32 * 1e9
 
 
 def test_a_sweep_gives_each_chip_the_cost_it_has_alone() -> None:
@@ -220,7 +219,7 @@ def test_the_verilog_equals_the_model(
     lanes: int, front: FrontEnd, require: Callable[[str, bool, str], None]
 ) -> None:
     require("verilator", shutil.which("verilator") is not None, "verilator is not installed")
-    assert cosimulate(front, lanes, 20_000).mismatches == 0
+    assert cosimulate(front, lanes, 20_000) == 0
 
 
 def test_a_file_instead_of_the_folder_for_verilog_is_an_error(tmp_path: Path) -> None:

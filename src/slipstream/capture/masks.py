@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,41 +31,38 @@ class MaskRecorder:
         self._layers = [
             (name, module) for name, module in model.named_modules() if isinstance(module, kinds)
         ]
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
         self._masks: list[OperandMask] = []
-        self._calls: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self._bytes = 0
         self.active = True
 
     def __enter__(self) -> MaskRecorder:
         for name, module in self._layers:
-
-            def after(layer: Any, inputs: Any, output: Any, name: str = name) -> None:
-                if self.active and inputs:
-                    self._record(name, layer, inputs[0], output)
-
-            self._hooks.append(module.register_forward_hook(after))
+            handle = module.register_forward_hook(partial(self._record, name))
+            self._hooks.callback(handle.remove)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.close()
 
     def take(self) -> tuple[OperandMask, ...]:
         """Return the masks since the last call, in the order in which they were recorded."""
         masks = tuple(self._masks)
-        self._masks, self._calls, self._bytes = [], {}, 0
+        self._masks, self._bytes = [], 0
+        self._calls.clear()
         return masks
 
-    def _record(self, name: str, layer: Any, x: torch.Tensor, output: torch.Tensor) -> None:
-        call = self._calls.get(name, 0)
-        self._calls[name] = call + 1
-        self._add(name, call, "activation", x.to(output.dtype))
+    def _record(self, name: str, layer: Any, inputs: Any, output: torch.Tensor) -> None:
+        if not self.active or not inputs:
+            return
+        call = self._calls[name]
+        self._calls[name] += 1
+        self._add(name, call, "activation", inputs[0].to(output.dtype))
         self._add(name, call, "weight", layer.weight.to(output.dtype))
         if output.requires_grad:
             # The hook belongs to this version: a later change in place has its own gradient.
-            output.register_hook(lambda gradient: self._add(name, call, "gradient", gradient))
+            output.register_hook(partial(self._add, name, call, "gradient"))
 
     def _add(self, name: str, call: int, operand: Any, tensor: torch.Tensor) -> None:
         import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,15 +41,16 @@ def rtl(
     from slipstream.cli._output import emit
     from slipstream.hardware import Accelerator
     from slipstream.hardware.rtl import write_rtl
-    from slipstream.tables import Field, Table
+    from slipstream.tables import Column, Table
 
     chip = Accelerator.load(hw)
     files = write_rtl(out, chip.frontend, chip.array.lanes, vectors)
     rows = [{"file": str(file), "bytes": file.stat().st_size} for file in files]
-    shown: list[Field[dict[str, object]]] = [
-        Field.of("file", lambda row: row["file"]), Field.number("bytes", lambda row: row["bytes"])
-    ]  # fmt: skip
-    emit(Table.of(rows, shown, f"the scheduler of {chip.name}"), rows, as_json=as_json)
+    table = Table(
+        [Column("file"), Column("bytes", "right")], [list(row.values()) for row in rows],
+        f"the scheduler of {chip.name}",
+    )  # fmt: skip
+    emit(table, rows, as_json=as_json)
 
 
 @app.command()
@@ -59,19 +61,19 @@ def cosim(hw: _Chip = "tensordash", vectors: _Vectors = 1_000_000, as_json: Json
     """
     from slipstream.cli._output import emit, progress
     from slipstream.hardware import Accelerator
-    from slipstream.hardware.rtl import CoSimulation, cosimulate
-    from slipstream.tables import Field, Table
+    from slipstream.hardware.rtl import cosimulate
+    from slipstream.tables import Column, Table
 
     chip = Accelerator.load(hw)
     with progress(f"compiling the scheduler of {chip.name}"):
-        found = cosimulate(chip.frontend, chip.array.lanes, vectors)
-    shown: list[Field[CoSimulation]] = [
-        Field.number("vectors", lambda row: f"{row.vectors:,}"),
-        Field.number("mismatches", lambda row: f"{row.mismatches:,}"),
-    ]
-    payload = {"accelerator": chip.name, **vars(found)}
-    emit(Table.of([found], shown, f"Verilog and model of {chip.name}"), payload, as_json=as_json)
-    if found.mismatches:
+        mismatches = cosimulate(chip.frontend, chip.array.lanes, vectors)
+    counts = {"vectors": vectors, "mismatches": mismatches}
+    table = Table(
+        [Column(name, "right") for name in counts], [[f"{n:,}" for n in counts.values()]],
+        f"Verilog and model of {chip.name}",
+    )  # fmt: skip
+    emit(table, {"accelerator": chip.name, **counts}, as_json=as_json)
+    if mismatches:
         raise typer.Exit(1)
 
 
@@ -112,14 +114,7 @@ def sweep(
     emit(Table.of(rows, _fields(found), title, [note]), payload, as_json=as_json)
 
 
-def _space(path: Path) -> dict[str, list[float]]:
-    """Read a space.
-
-    Raises:
-        SlipstreamError: the file is not a table of numbers.
-    """
-    from collections.abc import Mapping, Sequence
-
+def _space(path: Path) -> Mapping[str, Sequence[float]]:
     from slipstream.errors import InvalidArgumentError
     from slipstream.files import read_bytes
     from slipstream.schema import read
@@ -128,8 +123,8 @@ def _space(path: Path) -> dict[str, list[float]]:
         table = json.loads(read_bytes(path))
     except ValueError as error:
         raise InvalidArgumentError("--space", f"not JSON: {error}", where=str(path)) from error
-    values = read(Mapping[str, Sequence[float]], table, "space", {})
-    return {name: list(column) for name, column in values.items()}
+    values: Mapping[str, Sequence[float]] = read(Mapping[str, Sequence[float]], table, "space", {})
+    return values
 
 
 def _fields(found: Sweep) -> list[Field[int]]:

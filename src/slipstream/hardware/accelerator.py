@@ -5,16 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from slipstream.cluster.devices import NUMBERS, Device
+from slipstream.cluster.devices import NUMBERS
 from slipstream.cluster.quantity import Quantity
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.files import read_bytes
-from slipstream.provenance import Provenance
 from slipstream.schema import build
 
 MAX_DEPTH, MAX_OPTIONS, MAX_ROWS = 4, 16, 32
@@ -41,8 +39,7 @@ class Array:
     lanes: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("tiles", "rows", "columns"):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             _need(value >= 1, f"array.{name}", f"{value} is less than 1", "at least 1")
         _need(
             self.rows <= MAX_ROWS and self.rows & (self.rows - 1) == 0,
@@ -192,18 +189,6 @@ class Accelerator:
         if "base" in table:
             table = _merged(tomllib.loads(_shipped(str(table.pop("base")))), table)
         return build(cls, {**table, "name": path.stem}, "", "accelerator", NUMBERS)
-
-    @cached_property
-    def device(self) -> Device:
-        """The chip as a device of a cluster, for rooflines."""
-        peak = Quantity(2 * self.array.macs * self.clock_hz.value, Provenance.ASSUMED, self.name)
-        return Device(
-            self.name,
-            self.about,
-            {"fp32": peak},
-            memory_bytes_per_s=self.memory.dram_bytes_per_s,
-            clock_hz=self.clock_hz,
-        )
 
 
 def is_described(name: str) -> bool:

@@ -71,31 +71,38 @@ def schedule(
         The option that each lane takes, uint8 [n, lanes] (the number of options for none), and the
         rows by which each window advances, uint8 [n].
     """
-    windows = np.ascontiguousarray(windows, np.uint64)
+    windows = np.array(windows, np.uint64, order="C")
+    if FAMILY.library is None:
+        return _schedule_in_numpy(frontend, lanes, windows)
+    selects = np.empty((len(windows), lanes), np.uint8)
+    advance = np.empty(len(windows), np.uint8)
+    FAMILY.call(
+        "accelerator_schedule", ctypes.byref(_compiled(frontend, lanes)),
+        array_pointer(windows), len(windows), array_pointer(selects), array_pointer(advance),
+    )  # fmt: skip
+    return selects, advance
+
+
+def _schedule_in_numpy(
+    frontend: FrontEnd, lanes: int, windows: NDArray[np.uint64]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Like `schedule`; removes the pairs that are taken from `windows`."""
     selects = np.full((len(windows), lanes), len(frontend.options), np.uint8)
-    advance = np.ones(len(windows), np.uint8)
-    if FAMILY.library is not None:
-        FAMILY.call(
-            "accelerator_schedule", ctypes.byref(_compiled(frontend, lanes)),
-            array_pointer(windows), len(windows), array_pointer(selects), array_pointer(advance),
-        )  # fmt: skip
-        return selects, advance
-    rows = windows.copy()
     for level in frontend.levels(lanes):
         for lane in (lane for lane in range(lanes) if level >> lane & 1):
-            free = np.ones(len(rows), bool)
+            free = np.ones(len(windows), bool)
             for option, (row, distance) in enumerate(frontend.options):
                 bit = np.uint64(1 << (lane + distance) % lanes)
-                taken = free & (rows[:, row] & bit != 0)
-                rows[taken, row] &= ~bit
+                taken = free & (windows[:, row] & bit != 0)
+                windows[taken, row] &= ~bit
                 selects[taken, lane] = option
                 free &= ~taken
-    drained = np.logical_and.accumulate(rows[:, 1:] == 0, axis=1)
-    return selects, advance + drained.sum(1).astype(np.uint8)
+    drained = np.logical_and.accumulate(windows[:, 1:] == 0, axis=1)
+    return selects, 1 + drained.sum(1, dtype=np.uint8)
 
 
 def stream_cycles(
-    frontend: FrontEnd, lanes: int, streams: Streams, *, kernel: int | None = None, threads: int = 1
+    frontend: FrontEnd, lanes: int, streams: Streams, *, kernel: int | None = None
 ) -> NDArray[np.int64]:
     """Return int64 [groups, 3]: cycles, nonzeros, and the most nonzeros of one stream, per group.
 
@@ -103,7 +110,7 @@ def stream_cycles(
         kernel: one of ``FAMILY.kernels``; the fastest by default.
     """
     groups, together = streams.base.shape
-    if FAMILY.library is None or (kernel is None and (kernel := FAMILY.kernel()) is None):
+    if kernel is None and (kernel := FAMILY.kernel()) is None:
         return _cycles_in_numpy(frontend, lanes, streams)
     out = np.zeros((groups, 3), np.int64)
     base = np.ascontiguousarray(streams.base, np.int64)
@@ -111,7 +118,7 @@ def stream_cycles(
     FAMILY.call(
         "accelerator_cycles", kernel, ctypes.byref(_compiled(frontend, lanes)),
         array_pointer(streams.words), array_pointer(base), groups, together,
-        array_pointer(offset), len(offset), array_pointer(out), threads,
+        array_pointer(offset), len(offset), array_pointer(out), 1,
     )  # fmt: skip
     return out
 
@@ -130,25 +137,7 @@ def _cycles_in_numpy(frontend: FrontEnd, lanes: int, streams: Streams) -> NDArra
         cycles += running
         place = np.repeat(np.minimum(at, length), together)[:, None] + np.arange(depth)
         windows = rows[every, place]
-        rows[every, place] = _remaining(frontend, lanes, windows)
-        empty = np.logical_and.accumulate(rows[every, place[:, 1:]] == 0, axis=1)
-        at += 1 + empty.reshape(groups, together, depth - 1).all(1).sum(1)
+        _, advance = _schedule_in_numpy(frontend, lanes, windows)
+        rows[every, place] = windows
+        at += advance.reshape(groups, together).min(1)
     return np.stack([cycles, nonzeros.sum(1), nonzeros.max(1)], axis=1)
-
-
-def _remaining(frontend: FrontEnd, lanes: int, windows: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the windows without the pairs that are taken in one cycle."""
-    every = np.uint64((1 << lanes) - 1)
-
-    def rotated(rows: NDArray[np.uint64], by: int) -> NDArray[np.uint64]:
-        by %= lanes
-        return (rows >> np.uint64(by) | rows << np.uint64(lanes - by)) & every if by else rows
-
-    windows = windows.copy()
-    for level in frontend.levels(lanes):
-        free = np.full(len(windows), level, np.uint64)
-        for row, distance in frontend.options:
-            taken = rotated(windows[:, row], distance) & free
-            free ^= taken
-            windows[:, row] ^= rotated(taken, -distance)
-    return windows

@@ -25,6 +25,7 @@ from slipstream.graph.layers import LayerSettings, layers
 from slipstream.hardware.kernels import Streams
 
 _Bits = NDArray[np.bool_]
+_Phase = tuple[NDArray[np.int64], list[int]]
 _MIN_DIMENSIONS, _SPATIAL = 3, 2
 
 
@@ -86,16 +87,16 @@ class LayerShape:
     @property
     def oh(self) -> int:
         """Rows of the output."""
-        return (self.h + 2 * self.padding[0] - self.dilation[0] * (self.kh - 1) - 1) // (
-            self.stride[0]
-        ) + 1
+        return self._outputs(self.h, self.kh, 0)
 
     @property
     def ow(self) -> int:
         """Columns of the output."""
-        return (self.w + 2 * self.padding[1] - self.dilation[1] * (self.kw - 1) - 1) // (
-            self.stride[1]
-        ) + 1
+        return self._outputs(self.w, self.kw, 1)
+
+    def _outputs(self, size: int, kernel: int, axis: int) -> int:
+        reach = self.dilation[axis] * (kernel - 1) + 1
+        return (size + 2 * self.padding[axis] - reach) // self.stride[axis] + 1
 
     @property
     def macs(self) -> int:
@@ -220,9 +221,7 @@ def _forward_weight(shape: LayerShape, bits: _Bits, lanes: int, together: int) -
     yield Streams(words.reshape(-1), _grouped(base, together), np.arange(length), columns)
 
 
-def _phases(
-    size: int, kernel: int, stride: int, padding: int, dilation: int
-) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+def _phases(size: int, kernel: int, stride: int, padding: int, dilation: int) -> Iterator[_Phase]:
     """Yield for each phase of the stride the input positions and the taps that reach them."""
     positions = np.arange(size)
     for phase in range(stride):
@@ -232,9 +231,7 @@ def _phases(
             yield at, taps
 
 
-def phases(
-    shape: LayerShape,
-) -> Iterator[tuple[tuple[NDArray[np.int64], list[int]], tuple[NDArray[np.int64], list[int]]]]:
+def phases(shape: LayerShape) -> Iterator[tuple[_Phase, _Phase]]:
     """Yield the phases of both strides: (input positions, taps) of rows and of columns."""
     (ph, pw), (sh, sw), (dh, dw) = shape.padding, shape.stride, shape.dilation
     yield from itertools.product(
@@ -244,26 +241,20 @@ def phases(
 
 def _input_gradient(shape: LayerShape, bits: _Bits, lanes: int, together: int) -> Iterator[Streams]:
     # Output (y + padding - tap dilation) / stride contributes to input y.
-    before = [
-        -(-(kernel - 1) * dilation // stride)
-        for kernel, dilation, stride in zip(
-            (shape.kh, shape.kw), shape.dilation, shape.stride, strict=True
-        )
-    ]
-    after = [
-        max((size - 1 + padding) // stride - (out - 1), 0)
-        for size, padding, stride, out in zip(
-            (shape.h, shape.w), shape.padding, shape.stride, (shape.oh, shape.ow), strict=True
-        )
-    ]
-    around = [(0, 0), (0, 0), *zip(before, after, strict=True)]
+    around = [(0, 0), (0, 0)]
+    for size, kernel, outputs, padding, stride, dilation in zip(
+        (shape.h, shape.w), (shape.kh, shape.kw), (shape.oh, shape.ow),
+        shape.padding, shape.stride, shape.dilation, strict=True,
+    ):  # fmt: skip
+        before = -(-(kernel - 1) * dilation // stride)
+        around.append((before, max((size - 1 + padding) // stride - (outputs - 1), 0)))
     words = _by_channel(np.pad(bits, around), shape.groups, lanes)
     for rows, columns in phases(shape):
         places, offsets = [], []
         for axis, (at, taps) in enumerate((rows, columns)):
             stride, padding = shape.stride[axis], shape.padding[axis]
             phase = int(at[0] + padding) % stride
-            places.append((at + padding - phase) // stride + before[axis])
+            places.append((at + padding - phase) // stride + around[2 + axis][0])
             offsets.append([-(tap * shape.dilation[axis] - phase) // stride for tap in taps])
         yield _windows(
             words, places[0], places[1], _taps(*offsets), shape.c // shape.groups, together
@@ -303,21 +294,12 @@ def _weight_activation(
     shape: LayerShape, bits: _Bits, lanes: int, together: int
 ) -> Iterator[Streams]:
     (ph, pw), (sh, sw), (dh, dw) = shape.padding, shape.stride, shape.dilation
+    reach = dh * (shape.kh - 1) + 1, dw * (shape.kw - 1) + 1
     parts = []
     for sample in np.pad(bits, ((0, 0), (0, 0), (ph, ph), (pw, pw))):
-        seen = np.lib.stride_tricks.as_strided(
-            sample,
-            (shape.c, shape.kh, shape.kw, shape.oh, shape.ow),
-            tuple(
-                stride * factor
-                for stride, factor in zip(
-                    (sample.strides[0], *sample.strides[1:], *sample.strides[1:]),
-                    (1, dh, dw, sh, sw), strict=True,
-                )
-            ),
-            writeable=False,
-        )  # fmt: skip
-        parts.append(_words(seen.reshape(shape.c * shape.kh * shape.kw, -1), lanes))
+        seen = np.lib.stride_tricks.sliding_window_view(sample, reach, (1, 2))
+        taps = seen[:, ::sh, ::sw, ::dh, ::dw].transpose(0, 3, 4, 1, 2)
+        parts.append(_words(taps.reshape(shape.c * shape.kh * shape.kw, -1), lanes))
     yield _over_samples(np.stack(parts), shape.groups, shape.k // shape.groups, together)
 
 

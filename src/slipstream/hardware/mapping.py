@@ -6,8 +6,8 @@ j runs on tile j modulo the number of tiles. Memory traffic overlaps with comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -175,17 +175,6 @@ def _dram_bytes(shape: LayerShape, which: Pass, chips: Chips, item_bytes: int) -
     return resident + streamed * parts + sizes[result_of(which)]
 
 
-def vector_cost_ns(elements: Any, nbytes: Any, chips: Chips) -> _Numbers:
-    """Return the time of an operator on the vector unit, in ns.
-
-    Args:
-        elements: operations; `nbytes`: bytes of DRAM.
-    """
-    compute = elements / (chips.vector_lanes * chips.clock_hz)
-    result: _Numbers = np.maximum(compute, nbytes / chips.dram_bytes_per_s) * 1e9
-    return result
-
-
 def sweep(
     step: Mapping[tuple[LayerShape, Pass, int], int], chips: Chips
 ) -> tuple[_Numbers, _Numbers]:
@@ -196,18 +185,14 @@ def sweep(
     Args:
         step: how often each pass runs, by shape, pass and bytes per value.
     """
-    names: Sequence[str] = ("tiles", "rows", "columns", "lanes")
-    table = np.stack([getattr(chips, name) for name in names], axis=1)
-    distinct, member = np.unique(table, axis=0, return_inverse=True)
-    first = np.zeros(len(distinct), np.int64)
-    first[member.ravel()] = np.arange(len(table))
-    few = Chips(*(getattr(chips, field.name)[first] for field in fields(Chips)))
+    table = np.stack([chips.tiles, chips.rows, chips.columns, chips.lanes], axis=1)
+    _, first, member = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    few = Chips(*(column[first] for column in vars(chips).values()))
     time, energy = np.zeros(len(table)), np.zeros(len(table))
     for (shape, which, item_bytes), times in step.items():
-        computed = cost(shape, which, few, item_bytes=item_bytes)
-        memory = _dram_bytes(shape, which, chips, item_bytes)
-        whole = Cost(*(getattr(computed, field.name)[member.ravel()] for field in fields(Cost)))
-        whole = Cost(whole.cycles, whole.job_cycles, whole.macs, memory, whole.onchip_bytes)
+        columns = vars(cost(shape, which, few, item_bytes=item_bytes))
+        whole = Cost(**{name: column[member.ravel()] for name, column in columns.items()})
+        whole = replace(whole, dram_bytes=_dram_bytes(shape, which, chips, item_bytes))
         time += times * whole.time_ns(chips)
         energy += times * sum(whole.energy_pj(chips, scheduled=False))
     return time, energy

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from slipstream.graph.page_faults import page_fault_tasks
 from slipstream.graph.traffic import OperatorClass, map_operations, operator_class, traffic
 from slipstream.hardware.accelerator import Accelerator
 from slipstream.hardware.layers import LayerShape, Operand, Pass, layers_of
-from slipstream.hardware.mapping import Chips, vector_cost_ns
+from slipstream.hardware.mapping import Chips
 from slipstream.hardware.simulate import PassCost, simulate_pass
 from slipstream.provenance import Provenance
 from slipstream.units import format_duration
@@ -91,75 +92,65 @@ def accelerate(graph: Graph, chip: Accelerator) -> AcceleratorStep:
     found = layers_of(graph)
     if not found:
         raise InvalidArgumentError("accelerator", "the step has no convolution or linear layer")
-    masks = _Masks(graph)
-    skipping, dense = Editor(graph, chip.name), Editor(graph, f"{chip.name}, dense")
-    layers, covered = [], set()
-    for match, shape in found:
-        operands, nans = masks.of(match, shape)
+    edits = Editor(graph, chip.name), Editor(graph, f"{chip.name}, dense")
+    layers, covered = [], []
+    for (match, shape), (masks, nans) in zip(found, _masks(graph, found), strict=True):
         passes: list[PassCost] = []
         for task, run in tasks_of_layer(graph, match):
             costs = [
-                simulate_pass(shape, which, operands, chip, item_bytes=item_bytes(match))
+                simulate_pass(shape, which, masks, chip, item_bytes=item_bytes(match))
                 for which in run
             ]
             passes += costs
-            covered.add(task)
-            skipping.set_duration(
-                task, sum(cost.time_ns for cost in costs), Provenance.SIMULATED, spread=0.0
-            )
-            dense.set_duration(
-                task, sum(cost.dense_ns for cost in costs), Provenance.SIMULATED, spread=0.0
-            )
+            covered.append(task)
+            times_ns = sum(cost.time_ns for cost in costs), sum(cost.dense_ns for cost in costs)
+            for edit, time_ns in zip(edits, times_ns, strict=True):
+                edit.set_duration(task, time_ns, Provenance.SIMULATED, spread=0.0)
         layers.append(LayerCost(match.module, shape, tuple(passes), nans, _behind(graph, match)))
-    vector_ns = 0.0
-    for task, nanoseconds in _other_tasks(graph, covered, chip):
-        vector_ns += nanoseconds
-        for edit in (skipping, dense):
-            edit.set_duration(task, nanoseconds, Provenance.ASSUMED, spread=_ASSUMED_SPREAD)
+    others = np.setdiff1d(np.flatnonzero(graph.tasks.call >= 0), covered)
+    numbers, which_call = np.unique(graph.tasks.call[others], return_inverse=True)
+    call_ns = np.array([_operator_ns(graph.calls[number], chip) for number in numbers], float)
+    vector_ns = call_ns[which_call]
     faults = np.array(page_fault_tasks(graph), np.int64)
     uncalled = np.setdiff1d(np.flatnonzero(graph.tasks.call < 0), faults)
-    for edit in (skipping, dense):
+    for edit in edits:
+        edit.set_duration(others, vector_ns, Provenance.ASSUMED, spread=_ASSUMED_SPREAD)
         edit.set_gap(np.arange(len(graph)), 0.0)
         edit.remove(faults)
     what = f"{len(layers)} layers on {chip.name}"
-    notes = tuple(_notes(graph, layers, masks, uncalled))
-    return AcceleratorStep(
-        chip, skipping.apply(what), dense.apply(what), tuple(layers), vector_ns, notes
-    )
+    own, dense = (edit.apply(what) for edit in edits)
+    notes = tuple(_notes(graph, layers, uncalled))
+    return AcceleratorStep(chip, own, dense, tuple(layers), float(vector_ns.sum()), notes)
 
 
-class _Masks:
-    """Masks of the step by module, call and operand."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._masks = {(m.module, m.call, m.operand): m for m in graph.statistics.masks}
-        self._calls: dict[str, int] = {}
-        self.missing: list[str] = []
-
-    def of(self, match: Match, shape: LayerShape) -> tuple[dict[Operand, NDArray[np.bool_]], int]:
-        """Return the masks of the next call of a layer, in the form of its shape; and the NaNs."""
-        call = self._calls.get(match.module, 0)
-        self._calls[match.module] = call + 1
-        found, nans = {}, 0
+def _masks(
+    graph: Graph, found: Iterable[tuple[Match, LayerShape]]
+) -> Iterator[tuple[dict[Operand, NDArray[np.bool_]], int]]:
+    """Yield the masks of each layer in the form of its shape, and the number of NaNs."""
+    recorded = {(m.module, m.call, m.operand): m for m in graph.statistics.masks}
+    calls: Counter[str] = Counter()
+    for match, shape in found:
+        masks, nans = {}, 0
         for operand, size in shape.shapes.items():
-            mask = self._masks.get((match.module, call, operand.value))
+            mask = recorded.get((match.module, calls[match.module], operand.value))
             if mask is None or match.settings.transposed or np.prod(mask.shape) != np.prod(size):
                 continue
             bits = mask.unpacked()
             if not match.settings.kernel and operand is not Operand.WEIGHT:
                 bits = bits.reshape(-1, mask.shape[-1]).T
-            found[operand] = bits.reshape(size)
+            masks[operand] = bits.reshape(size)
             nans += mask.nans
-        if not found:
-            self.missing.append(match.module)
-        return found, nans
+        calls[match.module] += 1
+        yield masks, nans
 
 
 def tasks_of_layer(graph: Graph, match: Match) -> Iterator[tuple[int, list[Pass]]]:
     """Yield the tasks of a layer with the passes that each runs."""
-    transposed = {Pass.FORWARD: Pass.INPUT, Pass.INPUT: Pass.FORWARD, Pass.WEIGHT: Pass.WEIGHT}
+    swapped = {Pass.FORWARD: Pass.INPUT, Pass.INPUT: Pass.FORWARD}
+    if not match.settings.transposed:
+        swapped = {}
     for task in match.forward:
-        yield task, [transposed[Pass.FORWARD] if match.settings.transposed else Pass.FORWARD]
+        yield task, [swapped.get(Pass.FORWARD, Pass.FORWARD)]
     weight = int(np.prod(match.settings.weight_shape(match.x))) if match.x.shape else 0
     for task in match.backward:
         call = graph.calls[graph.tasks.call[task]]
@@ -174,42 +165,30 @@ def tasks_of_layer(graph: Graph, match: Match) -> Iterator[tuple[int, list[Pass]
             run = [
                 Pass.WEIGHT if made == weight and (made != match.x.numel or last) else Pass.INPUT
             ]
-        if match.settings.transposed:
-            run = [transposed[which] for which in run]
-        yield task, run
+        yield task, [swapped.get(which, which) for which in run]
 
 
 def item_bytes(match: Match) -> int:
     return match.x.nbytes // max(match.x.numel, 1)
 
 
-def _other_tasks(graph: Graph, covered: set[int], chip: Accelerator) -> Iterator[tuple[int, float]]:
-    chips = Chips.of(chip)
-    times: dict[int, float] = {}
-    for task, number in enumerate(graph.tasks.call.tolist()):
-        if task in covered or number < 0:
-            continue
-        if number not in times:
-            times[number] = _operator_ns(graph.calls[number], chips, chip)
-        yield task, times[number]
-
-
-def _operator_ns(call: Call, chips: Chips, chip: Accelerator) -> float:
+def _operator_ns(call: Call, chip: Accelerator) -> float:
     """Return the time of an operator that is not a layer, in ns."""
-    kind, moved = operator_class(call), traffic(call).total
+    kind = operator_class(call)
     if kind is OperatorClass.VIEW:
         return 0.0
-    if kind is not OperatorClass.CONTRACTION:
-        operations = map_operations(call)
-        return float(vector_cost_ns(operations, moved, chips)[0])
-    done = work(call)
-    if done is None or not done.flops:
-        raise InvalidArgumentError(
-            "accelerator", f"{chip.name} cannot run '{call.name}'",
-            remedy="express it as linear layers, convolutions or matmuls",
-        )  # fmt: skip
-    compute_ns = done.flops / 2 / chip.array.macs / chip.clock_hz.value * 1e9
-    return max(compute_ns, float(vector_cost_ns(0, moved, chips)[0]))
+    if kind is OperatorClass.CONTRACTION:
+        done = work(call)
+        if done is None or not done.flops:
+            raise InvalidArgumentError(
+                "accelerator", f"{chip.name} cannot run '{call.name}'",
+                remedy="express it as linear layers, convolutions or matmuls",
+            )  # fmt: skip
+        cycles = done.flops / 2 / chip.array.macs
+    else:
+        cycles = map_operations(call) / chip.vector_lanes
+    memory_s = traffic(call).total / chip.memory.dram_bytes_per_s.value
+    return max(cycles / chip.clock_hz.value, memory_s) * 1e9
 
 
 def _behind(graph: Graph, match: Match) -> str | None:
@@ -228,15 +207,13 @@ def _behind(graph: Graph, match: Match) -> str | None:
     return next((name for name in names if name in (*_BATCH_NORMS, *_SMOOTH)), None)
 
 
-def _notes(
-    graph: Graph, layers: list[LayerCost], masks: _Masks, uncalled: NDArray[np.int64]
-) -> Iterator[str]:
+def _notes(graph: Graph, layers: list[LayerCost], uncalled: NDArray[np.int64]) -> Iterator[str]:
     if kept_ns := float(graph.tasks.duration_ns[uncalled].sum()):
         yield f"tasks without an operator keep the host's time: {format_duration(kept_ns)}"
     if not graph.statistics.masks:
         yield f"no masks were recorded, so every layer is dense; record them: {_RECORD}"
-    elif masks.missing:
-        yield f"{len(masks.missing)} layers without masks are dense: {', '.join(masks.missing[:3])}"
+    elif bare := [x.module for x in layers if all(cost.scheduled is None for cost in x.passes)]:
+        yield f"{len(bare)} layers without masks are dense: {', '.join(bare[:3])}"
     if nans := sum(layer.nans for layer in layers):
         yield f"{nans} values are NaN, which count as nonzero"
     if not any(cost.which is not Pass.FORWARD for layer in layers for cost in layer.passes):
@@ -284,9 +261,8 @@ def sensitivity(step: AcceleratorStep) -> dict[str, tuple[float, float]]:
     """Return by constant the relative changes of time and energy of the layers if it is doubled."""
     time_ns = sum(cost.time_ns for layer in step.layers for cost in layer.passes)
     energy = sum(energy_pj(step))
-    changes = {}
+    chips, changes = Chips.of(step.chip), {}
     for name in ("clock_hz", "dram_bytes_per_s", *vars(step.chip.energy)):
-        chips = Chips.of(step.chip)
         doubled = {name: float(2 * getattr(chips, name)[0])}
         other = Chips.of(step.chip, **doubled)
         new_ns = sum(float(c.cost.time_ns(other)[0]) for layer in step.layers for c in layer.passes)

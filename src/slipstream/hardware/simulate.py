@@ -57,12 +57,6 @@ class PassCost:
         """Speed-up of computation by structural zeros alone."""
         return self.dense_cycles / self.structural_cycles if self.structural_cycles else 1.0
 
-    @property
-    def exploited(self) -> float:
-        """Share of the skippable cycles that are skipped."""
-        skippable = self.dense_cycles - self.ideal_cycles
-        return (self.dense_cycles - self.cycles) / skippable if skippable else 1.0
-
 
 def simulate_pass(
     shape: LayerShape, which: Pass, masks: Masks, chip: Accelerator, *, item_bytes: int = 4

@@ -64,8 +64,8 @@ def _verilog_rows(options: BenchOptions, chip: Accelerator) -> Iterator[Bar]:
     if shutil.which("verilator") is None:
         yield not_judged(bar, "mismatches", "<= 0", "verilator is not installed")
         return
-    found = cosimulate(chip.frontend, chip.array.lanes, vectors)
-    yield at_most(bar, found.mismatches, 0, "mismatches", n=vectors, detail="Verilator")
+    mismatches = cosimulate(chip.frontend, chip.array.lanes, vectors)
+    yield at_most(bar, mismatches, 0, "mismatches", n=vectors, detail="Verilator")
 
 
 def _oracle_rows(options: BenchOptions, chip: Accelerator) -> Iterator[Bar]:

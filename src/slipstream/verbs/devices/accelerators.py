@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.cluster.quantity import Quantity
 from slipstream.graph import Graph, need_graph, replay
 from slipstream.hardware import Accelerator, AcceleratorStep, Pass, accelerate
 from slipstream.hardware.predict import LayerCost, energy_pj, sensitivity
@@ -16,6 +17,10 @@ from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent, format_ratio
 
 _SHORT = {Pass.FORWARD: "O", Pass.INPUT: "GA", Pass.WEIGHT: "GW"}
+_PASS_KEYS = (
+    "scheduled", "sparsity", "dense_cycles", "structural_cycles", "cycles", "ideal_cycles",
+    "speedup", "time_ns",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +74,17 @@ class AcceleratorPrediction:
                 name: {"time": change[0], "energy": change[1]}
                 for name, change in sensitivity(self.step).items()
             },
-            "layers": [_layer_json(layer) for layer in self.step.layers],
+            "layers": [
+                {
+                    "module": layer.module,
+                    "nans": layer.nans,
+                    "passes": [
+                        {"pass": cost.which, **{key: getattr(cost, key) for key in _PASS_KEYS}}
+                        for cost in layer.passes
+                    ],
+                }
+                for layer in self.step.layers
+            ],
         }
 
     def layer_table(self) -> Table:
@@ -95,8 +110,7 @@ class AcceleratorPrediction:
 
     def sensitivity_table(self) -> Table:
         """Return a table with a row per constant of the description."""
-        chip = self.step.chip
-        constants = {"clock_hz": chip.clock_hz, **vars(chip.memory), **vars(chip.energy)}
+        constants = _constants(self.step.chip)
         fields: list[Field[tuple[str, tuple[float, float]]]] = [
             Field.of("constant", lambda row: row[0]),
             Field.number("value", lambda row: f"{constants[row[0]].value:g}"),
@@ -145,7 +159,7 @@ def accelerator_table(predictions: list[AcceleratorPrediction]) -> Table:
         Field.number("energy of lanes", lambda p: format_ratio(p.energy_gain[0])),
         Field.number("with memories", lambda p: format_ratio(p.energy_gain[1])),
     ]
-    kinds = Counter(str(quantity.provenance) for quantity in _constants(chip))
+    kinds = Counter(str(quantity.provenance) for quantity in _constants(chip).values())
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     notes = [
         "O, GA, GW: speed-up of the array by zeros in the tensors; energy: dense over this",
@@ -154,31 +168,10 @@ def accelerator_table(predictions: list[AcceleratorPrediction]) -> Table:
     return Table.of(predictions, fields, f"the step on {chip.name}", notes)
 
 
-def _constants(chip: Accelerator) -> list[Any]:
-    return [chip.clock_hz, *vars(chip.memory).values(), *vars(chip.energy).values()]
+def _constants(chip: Accelerator) -> dict[str, Quantity]:
+    return {"clock_hz": chip.clock_hz, **vars(chip.memory), **vars(chip.energy)}
 
 
 def _bound(cost: PassCost, chip: Accelerator) -> str:
     compute_ns = cost.cycles / chip.clock_hz.value * 1e9
     return "memory" if cost.time_ns > compute_ns * (1 + 1e-9) else "array"
-
-
-def _layer_json(layer: LayerCost) -> dict[str, Any]:
-    return {
-        "module": layer.module,
-        "nans": layer.nans,
-        "passes": [
-            {
-                "pass": str(cost.which),
-                "scheduled": None if cost.scheduled is None else str(cost.scheduled),
-                "sparsity": cost.sparsity,
-                "dense_cycles": cost.dense_cycles,
-                "structural_cycles": cost.structural_cycles,
-                "cycles": cost.cycles,
-                "ideal_cycles": cost.ideal_cycles,
-                "speedup": cost.speedup,
-                "time_ns": cost.time_ns,
-            }
-            for cost in layer.passes
-        ],
-    }
