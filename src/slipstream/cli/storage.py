@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipstream.cli._options import Json
+from slipstream.cli._output import emit_result, need_place, note, progress
 
 if TYPE_CHECKING:
     from slipstream.engines.storage import StorageOrigin
@@ -53,7 +54,6 @@ def record(
 
     slipstream storage record -o run.npz -- python train.py
     """
-    from slipstream.cli._output import need_place, note
     from slipstream.engines.storage import record_trace
     from slipstream.engines.storage.recording import BLIND_SPOTS
 
@@ -86,7 +86,6 @@ def import_(
 
     slipstream storage import spans.json -o run.npz
     """
-    from slipstream.cli._output import need_place, note, progress
     from slipstream.engines.storage import import_trace
 
     need_place(output, ".npz")
@@ -105,7 +104,6 @@ def profile(trace: _Trace, skip_bad: _SkipBad = False, as_json: Json = False) ->
 
     slipstream storage profile run.npz
     """
-    from slipstream.cli._output import emit_result, progress
     from slipstream.engines.storage import import_trace, profile_storage
 
     with progress("profile") as report:
@@ -131,7 +129,6 @@ def predict(
 
     slipstream storage predict run.npz --size 10% --latency 20ms --bandwidth 50MB/s
     """
-    from slipstream.cli._output import emit_result, progress
     from slipstream.engines.storage import import_trace, predict_cache
     from slipstream.engines.storage.simulating import DEFAULT_POLICIES
 
@@ -158,7 +155,6 @@ def prove(
 
     slipstream storage prove run.npz --size 20% --reads 2000
     """
-    from slipstream.cli._output import emit_result, progress
     from slipstream.engines.storage import import_trace, prove_cache
 
     origin = _origin(latency, bandwidth, 0.0)
@@ -170,8 +166,8 @@ def prove(
     emit_result(found, found.table(), as_json=as_json)
 
 
-def _names(policies: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (policies or "").split(",") if name.strip())
+def _names(policies: str | None) -> list[str]:
+    return [name.strip() for name in (policies or "").split(",") if name.strip()]
 
 
 def _origin(latency: str, bandwidth: str, price: float) -> StorageOrigin:

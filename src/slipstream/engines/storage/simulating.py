@@ -29,6 +29,7 @@ DEFAULT_POLICIES = ("lru", "s3fifo", "lirs", "wtinylfu", "learned", "auto", "bel
 _CURVE = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 # Of a group of objects that is read in epochs, this share has the usual number of requests.
 _EPOCH_SHARE = 0.8
+_BLOCKS = 20
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,7 @@ def simulate_jobs(
     order: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):
         order.setdefault(job, []).append(number)
-    waiting = [(0.0, job, 0) for job in order]
-    heapq.heapify(waiting)
+    waiting = [(0.0, job, 0) for job in sorted(order)]
     elapsed, hits = {}, 0
     read_ns = origin.read_ns(trace.sizes).tolist()
     while waiting:
@@ -187,10 +187,9 @@ def simulate_jobs(
         number = order[job][place]
         hit, _ = engine.request(int(trace.objects[number]), sizes[number], classes[number])
         hits += hit
-        end = now + between_reads_ns.get(job, 0.0) + (0.0 if hit else read_ns[number])
-        elapsed[job] = end
+        elapsed[job] = now + between_reads_ns.get(job, 0.0) + (0.0 if hit else read_ns[number])
         if place + 1 < len(order[job]):
-            heapq.heappush(waiting, (end, job, place + 1))
+            heapq.heappush(waiting, (elapsed[job], job, place + 1))
     return JobOutcome(hits / max(len(trace), 1), elapsed)
 
 
@@ -260,14 +259,14 @@ def reads(trace: AccessTrace) -> AccessTrace:
     return trace.select(served)
 
 
-def _differs(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], blocks: int = 20) -> bool:
+def _differs(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> bool:
     """Whether hits differ by a paired t-test over blocks of consecutive requests."""
     from scipy.stats import ttest_1samp
 
     change = first.astype(np.int8) - second.astype(np.int8)
-    if change.size < 2 * blocks or not change.any():
+    if change.size < 2 * _BLOCKS or not change.any():
         return False
-    means = [part.mean() for part in np.array_split(change, blocks)]
+    means = [part.mean() for part in np.array_split(change, _BLOCKS)]
     return bool(np.ptp(means) == 0 or ttest_1samp(means, 0.0).pvalue < 0.05)
 
 

@@ -91,8 +91,8 @@ class CachedFiles(TechniqueSettings):
         hit = simulate(trace, self.policy, self.capacity)[half:]
         sizes = trace.sizes[half:]
         saved = float(sizes[hit].sum() / max(int(sizes.sum()), 1))
-        kept = 1 - self.waiting * saved
-        edit.scale(_loading(graph), kept, Provenance.SIMULATED, spread=_SPREAD)
+        remaining = 1 - self.waiting * saved
+        edit.scale(_loading(graph), remaining, Provenance.SIMULATED, spread=_SPREAD)
         return edit.apply(f"{format_percent(saved)} of the bytes are read from the cache")
 
     def apply(self, built: BuiltWorkload) -> None:

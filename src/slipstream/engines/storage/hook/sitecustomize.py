@@ -19,9 +19,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 class _Log:
     """Lines of one process, in files of `_CHUNK` bytes that are filled from the start."""
 
-    def __init__(self) -> None:
-        self.chunks = 0
-        self.start()
+    chunks = 0
 
     def start(self) -> None:
         """Begin the files of a new process."""
@@ -48,6 +46,7 @@ class _Log:
 
 def _start() -> None:
     log = _Log()
+    log.start()
     skipped = (sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/", _OUTPUT)
     now, folder = time.time_ns, os.getcwd() + "/"
 
