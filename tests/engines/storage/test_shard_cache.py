@@ -113,6 +113,13 @@ def test_files_that_cannot_be_cached_are_read(tmp_path: Path, origin: Path) -> N
     assert list((tmp_path / "other").iterdir()) == []
 
 
+def test_names_that_are_not_utf8_are_cached(tmp_path: Path) -> None:
+    for hits in (0, 1):
+        cache = ShardCache(tmp_path, 1000, lambda name: b"x")
+        assert cache.read("\udcff") == b"x"
+        assert cache.counts.hits == hits
+
+
 def test_a_file_that_was_replaced_is_another_object(tmp_path: Path) -> None:
     sizes = iter([100, 900, 50])
     cache = ShardCache(tmp_path / "fast", 1000, lambda name: bytes(next(sizes)), policy="lru")

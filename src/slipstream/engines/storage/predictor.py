@@ -157,13 +157,12 @@ class AccessPredictor:
             keys: the most informative one first.
         """
         self._levels = [tuple(keys[:count]) for count in range(len(keys) + 1)]
-        self._groups, self._memo = {}, {}
-        for task, seen in observed.items():
-            self._groups[task] = []
-            for level in self._levels:
-                names = [tuple((key, row.get(key, "")) for key in level) for row in features]
-                number: dict[Context, int] = {}
-                of_class = np.array([number.setdefault(name, len(number)) for name in names])
+        self._groups, self._memo = {task: [] for task in observed}, {}
+        for level in self._levels:
+            names = [tuple((key, row.get(key, "")) for key in level) for row in features]
+            number: dict[Context, int] = {}
+            of_class = np.array([number.setdefault(name, len(number)) for name in names])
+            for task, seen in observed.items():
                 group = of_class[seen.classes]
                 self._groups[task].append(_statistics(seen, group, list(number), task))
         return self

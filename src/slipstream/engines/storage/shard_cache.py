@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -17,7 +18,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_to_bytes
 
 from slipstream.engines.storage.policies import CachePolicy
 from slipstream.engines.storage.predictor import AccessPredictor
@@ -220,11 +221,9 @@ class ShardCache:
     def _path(self, name: str) -> Path:
         # Percent-encoded, so that the folder lists what it holds; ":" cannot be part of a quoted
         # name and marks a digest.
-        text = quote(name, safe="")
+        text = quote(os.fsencode(name), safe="")
         if len(text) > _MAX_NAME:
-            import hashlib
-
-            text = ":" + hashlib.sha256(name.encode()).hexdigest()
+            text = ":" + hashlib.sha256(os.fsencode(name)).hexdigest()
         return self._folder / (text + _SUFFIX)
 
     def _adopt(self) -> None:
@@ -233,7 +232,7 @@ class ShardCache:
             path.unlink()
         found = [(path.stat(), path) for path in self._folder.glob("*" + _SUFFIX)]
         for status, path in sorted(found, key=lambda entry: entry[0].st_mtime_ns):
-            name = unquote(path.name.removesuffix(_SUFFIX))
+            name = os.fsdecode(unquote_to_bytes(path.name.removesuffix(_SUFFIX)))
             self._stored.add(name)
             self._keep(name, status.st_size, self._context)
 
@@ -310,12 +309,7 @@ def _origin(place: str) -> Callable[[str], bytes]:
     except ImportError:
         raise MissingExtraError(f"the origin {place}", "fsspec", "storage") from None
     system, root = url_to_fs(place)
-
-    def fetch(name: str) -> bytes:
-        content: bytes = system.cat_file(f"{root.rstrip('/')}/{name}")
-        return content
-
-    return fetch
+    return lambda name: bytes(system.cat_file(f"{root.rstrip('/')}/{name}"))
 
 
 @dataclass(eq=False, repr=False)
