@@ -13,7 +13,7 @@ from slipstream.cli._output import emit, need_place, note, progress
 from slipstream.tables import Column, Table
 
 if TYPE_CHECKING:
-    from slipstream.techniques.loops import Accuracy, CostModel
+    from slipstream.techniques.loops import Accuracy, CostModel, Estimate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,10 +64,7 @@ def predict(
     nest = loops.read_program(program)
     schedules = [loops.schedule(nest, text) for text in transform]
     estimates = loops.CostModel.load(model).predict(nest, schedules)
-    rows = [
-        [text, f"{e.speedup:.2f}x", f"[{e.low:.2f}, {e.high:.2f}]"]
-        for text, e in zip(transform, estimates, strict=True)
-    ]
+    rows = [[text, *_cells(e)] for text, e in zip(transform, estimates, strict=True)]
     table = Table(
         [Column("transformation"), Column("speed-up", "right"), Column("80 % interval", "right")],
         rows, notes=["predicted for one thread; measure it with: slipstream loops search"],
@@ -111,23 +108,21 @@ def search(
     if output is not None:
         write_text(output, result.code)
         note(f"wrote {output}")
-    rows, payload = [], []
-    for candidate in result.candidates:
-        measured = "" if candidate.measured is None else f"{candidate.measured:.2f}x"
-        predicted = candidate.predicted
-        interval = f"[{predicted.low:.2f}, {predicted.high:.2f}]"
-        rows.append(
-            [
-                str(candidate.schedule) or "as written",
-                measured,
-                f"{predicted.speedup:.2f}x",
-                interval,
-            ]
-        )
-        payload.append({
+    rows = [
+        [
+            str(candidate.schedule) or "as written",
+            "" if candidate.measured is None else f"{candidate.measured:.2f}x",
+            *_cells(candidate.predicted),
+        ]
+        for candidate in result.candidates
+    ]
+    payload = [
+        {
             "schedule": candidate.schedule.to_json(), "steps": str(candidate.schedule),
-            "measured": candidate.measured, "predicted": dataclasses.asdict(predicted),
-        })  # fmt: skip
+            "measured": candidate.measured, "predicted": dataclasses.asdict(candidate.predicted),
+        }
+        for candidate in result.candidates
+    ]  # fmt: skip
     columns = [Column("schedule"), *(Column(name, "right") for name in
                ("measured", "predicted", "80 % interval"))]  # fmt: skip
     table = Table(columns, rows, notes=[f"{result.scored:,} schedules were compared"])
@@ -192,6 +187,11 @@ def evaluate(samples: _Samples, model: _Model = None, as_json: Json = False) -> 
     with progress("loops eval") as report:
         accuracy = loops.evaluate(loaded, _read(samples), report)
     _emit(accuracy, loaded, as_json)
+
+
+def _cells(estimate: Estimate) -> tuple[str, str]:
+    """Return the speed-up and its interval as text."""
+    return f"{estimate.speedup:.2f}x", f"[{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 def _read(paths: list[Path]) -> Any:

@@ -146,18 +146,8 @@ class _Rows:
         self.steps: list[tuple[int, ...]] = []
 
     def add(self, tree: Tree, owner: int) -> None:
-        statics = _static(tree.program)
-
-        def walk(body: Sequence[Loop | int], path: list[Loop]) -> None:
-            for node in body:
-                if isinstance(node, Loop):
-                    path.append(node)
-                    walk(node.body, path)
-                    path.pop()
-                else:
-                    self._statement(tree, node, path, statics[node], owner)
-
-        walk(tree.body, [])
+        for number, static in enumerate(_static(tree.program)):
+            self._statement(tree, number, tree.path(number), static, owner)
 
     def _statement(
         self, tree: Tree, number: int, path: Sequence[Loop], static: _Static, owner: int
@@ -204,6 +194,19 @@ def features(trees: Sequence[Tree]) -> tuple[Array, Array]:
     return _computed(rows).astype(np.float32), np.array(rows.owner)
 
 
+def _log(values: Any) -> Array:
+    logs: Array = np.log2(np.maximum(values, 1e-9))
+    return logs
+
+
+def _accesses(reads: Array, stride: Array, item: Array) -> list[Array]:
+    """Return the reads by the distance that they move along a loop, and whether the write moves."""
+    step = stride * np.maximum(item, 1)
+    near, far = (stride > 1) & (step < _LINE_BYTES), step >= _LINE_BYTES
+    by_distance = [(reads * some).sum(1) for some in (stride == 0, stride == 1, near, far)]
+    return [*by_distance, stride[:, 0] == 1, stride[:, 0] == 0]
+
+
 def _computed(rows: _Rows) -> Array:
     count = len(rows.statics)
     width = max(len(s.axes) for s in rows.statics)
@@ -238,43 +241,35 @@ def _computed(rows: _Rows) -> Array:
     total = _LINE_BYTES * lines.sum(1)
     iterations = trip.prod(1)
 
-    def log(values: Array) -> Array:
-        return np.log2(np.maximum(values, 1e-9))
-
-    columns: list[Array] = [np.array([s.numbers for s in unique])[which]]
     skewed = (moves != 0).sum(2) > 1
-    for level in range(_INNER):
-        stride = strides[:, :, level]
-        item_size = np.maximum(item, 1)
-        near = (stride > 1) & (stride * item_size < _LINE_BYTES)
-        far = stride * item_size >= _LINE_BYTES
-        columns.append(np.stack([
-            log(trip[:, level]), reduced[:, level], ordered[:, level], tile[:, level],
+    columns: list[Array] = [np.array([s.numbers for s in unique])[which]]
+    columns += [
+        np.stack([
+            _log(trip[:, level]), reduced[:, level], ordered[:, level], tile[:, level],
             vector[:, level], unroll[:, level], shared[:, level], nodes[:, level],
-            partial[:, level], skewed[:, level], (reads * (stride == 0)).sum(1),
-            (reads * (stride == 1)).sum(1), (reads * near).sum(1), (reads * far).sum(1),
-            stride[:, 0] == 1, stride[:, 0] == 0, log(total[:, level]),
-            log(lines[:, :, level].sum(1) / np.cumprod(trip, 1)[:, level]),
-        ], 1))  # fmt: skip
-    traffic = _traffic(strides, trip, item, used, iterations, log)
-    main = _main(strides, trip, item, reads, reduced, vector, exists, columns[0], log)
+            partial[:, level], skewed[:, level], *_accesses(reads, strides[:, :, level], item),
+            _log(total[:, level]),
+            _log(lines[:, :, level].sum(1) / np.cumprod(trip, 1)[:, level]),
+        ], 1)
+        for level in range(_INNER)
+    ]  # fmt: skip
+    traffic = _traffic(strides, trip, item, used, iterations)
+    main = _main(strides, trip, item, reads, reduced, vector, exists, columns[0])
     columns.append(np.stack([
-        log(iterations), depth, tile.sum(1), ((shared > 1) & exists).sum(1),
-        log(np.where(shared > 1, trip, 1).prod(1)), partial.sum(1), skewed.sum(1),
+        _log(iterations), depth, tile.sum(1), ((shared > 1) & exists).sum(1),
+        _log(np.where(shared > 1, trip, 1).prod(1)), partial.sum(1), skewed.sum(1),
         *_sums(trip, reduced > 0, tile > 0, exists),
         *traffic,
-        log(total[:, -1]), log(np.where(unroll > 1, np.minimum(unroll, trip), 1).prod(1)),
+        _log(total[:, -1]), _log(np.where(unroll > 1, np.minimum(unroll, trip), 1).prod(1)),
         *main,
-        *_conflicts(strides, trip, item, used, log),
+        *_conflicts(strides, trip, item, used),
         *_vector_use(trip, vector, exists),
-        *_cycles(traffic, main, columns[0], trip, log),
+        *_cycles(traffic, main, columns[0], trip),
     ], 1))  # fmt: skip
     return np.concatenate(columns, 1)
 
 
-def _cycles(
-    traffic: list[Array], main: list[Array], numbers: Array, trip: Array, log: Any
-) -> list[Array]:
+def _cycles(traffic: list[Array], main: list[Array], numbers: Array, trip: Array) -> list[Array]:
     """Return log2 of rough estimates of cycles per iteration: for lines, for operations, both."""
     fetch = sum(cost * 2**lines for cost, lines in zip(_LINE_CYCLES, traffic[::3], strict=True))
     reduced, vector, near, far, write_unit = (main[n] for n in (2, 4, 7, 8, 9))
@@ -284,7 +279,7 @@ def _cycles(
     gathered = (vector > 0) | ((reduced == 0) & (write_unit > 0))
     compute = work / np.where(wide, 16, 1) + np.where(gathered, near + far, 0)
     compute += np.where((reduced > 0) & (vector == 0), 3, 0) + 4 / trip[:, 0]
-    return [log(fetch), log(compute), log(fetch + compute)]
+    return [_log(fetch), _log(compute), _log(fetch + compute)]
 
 
 def _lines(strides: Array, trip: Array, item: Array, line_bytes: int) -> Array:
@@ -308,13 +303,13 @@ def _sets(strides: Array, item: Array, line_bytes: int, sets: int) -> Array:
     return usable
 
 
-def _conflicts(strides: Array, trip: Array, item: Array, used: Array, log: Any) -> list[Array]:
+def _conflicts(strides: Array, trip: Array, item: Array, used: Array) -> list[Array]:
     """Return the greatest pressure on a set in the two innermost loops, for two caches."""
     found = []
     for line, sets, ways in _CACHES[:2]:
         lines = _lines(strides, trip, item, line) * used
         pressure = lines / _sets(strides, item, line, sets) / ways
-        found.append(log(pressure[:, :, 1].max(1)))
+        found.append(_log(pressure[:, :, 1].max(1)))
     return found
 
 
@@ -333,7 +328,7 @@ def _vector_use(trip: Array, vector: Array, exists: Array) -> list[Array]:
 
 def _main(
     strides: Array, trip: Array, item: Array, reads: Array, reduced: Array, vector: Array,
-    exists: Array, numbers: Array, log: Any,
+    exists: Array, numbers: Array,
 ) -> list[Array]:  # fmt: skip
     """Describe the innermost loop that remains when short loops inside are unrolled completely."""
     count = np.arange(len(trip))
@@ -342,12 +337,10 @@ def _main(
     inside = np.where(level > 0, body[count, np.maximum(level - 1, 0)], 1)
     stride = strides[count, :, level]
     step = stride * np.maximum(item, 1)
-    near, far = (stride > 1) & (step < _LINE_BYTES), step >= _LINE_BYTES
     return [
-        log(inside), log(trip[count, level]), reduced[count, level], level, vector[count, level],
-        (reads * (stride == 0)).sum(1), (reads * (stride == 1)).sum(1), (reads * near).sum(1),
-        (reads * far).sum(1), stride[:, 0] == 1, stride[:, 0] == 0, far[:, 0],
-        (reads * (step >= 4096)).sum(1), log(inside * (1 + numbers[:, 0] + numbers[:, 2])),
+        _log(inside), _log(trip[count, level]), reduced[count, level], level, vector[count, level],
+        *_accesses(reads, stride, item), step[:, 0] >= _LINE_BYTES,
+        (reads * (step >= 4096)).sum(1), _log(inside * (1 + numbers[:, 0] + numbers[:, 2])),
     ]  # fmt: skip
 
 
@@ -368,7 +361,7 @@ def _sums(trip: Array, reduced: Array, tile: Array, exists: Array) -> list[Array
 
 
 def _traffic(
-    strides: Array, trip: Array, item: Array, used: Array, iterations: Array, log: Any
+    strides: Array, trip: Array, item: Array, used: Array, iterations: Array
 ) -> list[Array]:
     """Return log2 of the lines fetched per iteration from beyond each cache.
 
@@ -391,5 +384,5 @@ def _traffic(
         moved = np.maximum.accumulate(((strides > 0) & outside[:, None])[:, :, ::-1], 2)[:, :, ::-1]
         again = np.where(moved & outside[:, None], trip[:, None], 1).prod(2)
         fetched = once * again / iterations[:, None]
-        found += [log(fetched.sum(1)), log(fetched[:, 0]), fits]
+        found += [_log(fetched.sum(1)), _log(fetched[:, 0]), fits]
     return found

@@ -10,10 +10,12 @@ MLSys 2021.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 
 from slipstream.codegen.legality import IllegalScheduleError, check, dependences
 from slipstream.codegen.program import (
@@ -58,29 +60,40 @@ class _Builder:
         self.buffers: dict[str, Buffer] = {}
         self.axes: list[Axis] = []
         self.statements: list[Statement] = []
-        self._extents: dict[str, int] = {}
+        self.extent: dict[str, int] = {}
 
     def axis(self, name: str, extent: int, kind: Kind = "free") -> str:
-        self.axes.append(Axis(f"{name}{len(self.statements)}", extent, kind))
-        self._extents[self.axes[-1].name] = extent
-        return self.axes[-1].name
+        name += str(len(self.statements))
+        self.axes.append(Axis(name, extent, kind))
+        self.extent[name] = extent
+        return name
 
-    def extent(self, name: str) -> int:
-        return self._extents[name]
+    def nest(self, extents: Sequence[int], reduced: Container[int] = ()) -> list[str]:
+        """Add an axis for each extent; those at the places in `reduced` are summed over."""
+        return [
+            self.axis(letter, extent, "reduce" if place in reduced else "free")
+            for place, (letter, extent) in enumerate(zip("ijkl", extents, strict=False))
+        ]
 
-    def read(self, *indices: dict[str, int]) -> Load:
+    def read(self, *indices: dict[str, int] | str) -> Load:
         """Read a new input whose shape the indices determine."""
         shape = tuple(
-            1 + index.get("", 0) + sum(k * (self.extent(n) - 1) for n, k in index.items() if n)
+            self.extent[index] if isinstance(index, str)
+            else 1 + index.get("", 0) + sum(k * (self.extent[n] - 1) for n, k in index.items() if n)
             for index in indices
-        )
+        )  # fmt: skip
         name = f"in{len(self.buffers)}"
         self.buffers[name] = Buffer(name, shape)
         return Load(name, self.buffers[name].at(*indices))
 
-    def target(self, shape: Sequence[int]) -> Buffer:
+    def first(self, source: Buffer | None, names: Sequence[str]) -> Load:
+        """Read `source`, or a new input without one."""
+        return Load(source.name, source.at(*names)) if source else self.read(*names)
+
+    def target(self, names: Sequence[str]) -> Buffer:
         name = f"t{len(self.statements)}"
-        self.buffers[name] = Buffer(name, tuple(shape), role="out")
+        shape = tuple(self.extent[axis] for axis in names)
+        self.buffers[name] = Buffer(name, shape, role="out")
         return self.buffers[name]
 
     def extents(self, depth: int) -> list[int]:
@@ -114,17 +127,15 @@ def random_program(rng: random.Random) -> Program:
                 tuple(builder.buffers.values()), tuple(builder.axes), tuple(builder.statements)
             )
             elements = sum(buffer.elements or 0 for buffer in program.buffers)
-            work = sum(iterations(program, n) for n in range(len(program.statements)))
+            work = sum(
+                math.prod(program.extents[axis] for axis in statement.axes)
+                for statement in program.statements
+            )
             if elements <= _MAX_ELEMENTS and 2 * _MIN_ITERATIONS <= work <= 2 * _MAX_ITERATIONS:
                 dependences(program)
                 return program
         except (ProgramError, IllegalScheduleError):
             continue
-
-
-def iterations(program: Program, number: int) -> int:
-    """Return the iterations of a statement's rectangle."""
-    return math.prod(program.extents[axis] for axis in program.statements[number].axes)
 
 
 def _statement(builder: _Builder) -> None:
@@ -148,16 +159,14 @@ def _map(builder: _Builder, source: Buffer | None) -> None:
     """Add an elementwise statement, with operands that are transposed or broadcast."""
     rng = builder.rng
     shape = _shape(source) or builder.extents(rng.choice((2, 2, 3, 3, 4)))
-    names = [builder.axis(letter, extent) for letter, extent in zip("ijkl", shape, strict=False)]
-    target = builder.target(shape)
-    values: list[Expr] = [
-        Load(source.name, source.at(*names)) if source else builder.read(*({n: 1} for n in names))
-    ]
+    names = builder.nest(shape)
+    target = builder.target(names)
+    values: list[Expr] = [builder.first(source, names)]
     for _ in range(rng.choice((0, 1, 1, 2, 2))):
         some = rng.sample(names, rng.randint(1, len(names)))
         if rng.random() < 0.7:
             some.sort(key=names.index)
-        values.append(builder.read(*({n: 1} for n in some)))
+        values.append(builder.read(*some))
     value = builder.combined(values)
     if rng.random() < 0.3:
         value = apply(rng.choice(("tanh", "sigmoid", "relu", "abs", "square")), value)
@@ -174,26 +183,24 @@ def _stencil(builder: _Builder, source: Buffer | None) -> None:
     where = rng.sample(range(len(shape)), rng.randint(1, min(2, len(shape))))
     if source:
         shape = [e - 2 * reach if n in where else e for n, e in enumerate(shape)]
-    names = [builder.axis(letter, extent) for letter, extent in zip("ijkl", shape, strict=False)]
-    target = builder.target(shape)
+    names = builder.nest(shape)
+    target = builder.target(names)
     if source is None:
         full = builder.read(*(
             {name: 1, "": 2 * reach if n in where else 0} for n, name in enumerate(names)
         ))  # fmt: skip
         source = builder.buffers[full.buffer]
-    box = rng.random() < 0.4
-    points = _neighbours(len(where), reach, box)
     values: list[Expr] = []
-    for point in points:
+    for point in _neighbours(len(where), reach, rng.random() < 0.4):
         offsets = dict(zip(where, point, strict=True))
         indices = [{name: 1, "": offsets.get(n, 0)} for n, name in enumerate(names)]
         values.append(Load(source.name, source.at(*indices)))
-    weight = round(1 / len(values), 4)
-    value = values[0]
-    for other in values[1:]:
-        value = apply("add", value, other)
-    _put(builder, target, names, names, apply("mul", value, weight))
+    _put(builder, target, names, names, _mean(values))
     return None
+
+
+def _mean(values: Sequence[Expr]) -> Expr:
+    return apply("mul", functools.reduce(partial(apply, "add"), values), round(1 / len(values), 4))
 
 
 def _neighbours(dims: int, reach: int, box: bool) -> list[list[int]]:
@@ -201,14 +208,12 @@ def _neighbours(dims: int, reach: int, box: bool) -> list[list[int]]:
     if box:
         width = 3 if dims > 1 else width
         return [[n // width**d % width for d in range(dims)] for n in range(width**dims)]
-    centre = [reach] * dims
-    points = [list(centre)]
-    for dim in range(dims):
-        for step in range(width):
-            if step != reach:
-                point = [step if d == dim else reach for d in range(dims)]
-                points.append(point)
-    return points
+    return [[reach] * dims] + [
+        [step if d == dim else reach for d in range(dims)]
+        for dim in range(dims)
+        for step in range(width)
+        if step != reach
+    ]
 
 
 def _reduce(builder: _Builder, source: Buffer | None) -> None:
@@ -218,20 +223,15 @@ def _reduce(builder: _Builder, source: Buffer | None) -> None:
     if len(shape) < 2:
         return _map(builder, source)
     reduced = set(rng.sample(range(len(shape)), rng.randint(1, len(shape) - 1)))
-    names = [
-        builder.axis(letter, extent, "reduce" if n in reduced else "free")
-        for n, (letter, extent) in enumerate(zip("ijkl", shape, strict=False))
-    ]
+    names = builder.nest(shape, reduced)
     retained = [name for n, name in enumerate(names) if n not in reduced]
-    values: list[Expr] = [
-        Load(source.name, source.at(*names)) if source else builder.read(*({n: 1} for n in names))
-    ]
+    values: list[Expr] = [builder.first(source, names)]
     if rng.random() < 0.6:
         some = sorted(rng.sample(names, rng.randint(1, len(names))), key=names.index)
-        values.append(builder.read(*({n: 1} for n in some)))
+        values.append(builder.read(*some))
     value = builder.combined(values)
     order = _shuffled(rng, names)
-    target = builder.target([builder.extent(name) for name in retained])
+    target = builder.target(retained)
     _put(builder, target, retained, order, value, rng.choice(("sum", "sum", "sum", "max")))
     return None
 
@@ -242,10 +242,7 @@ def _product(builder: _Builder, source: Buffer | None) -> None:
     depth = rng.choice((3, 3, 3, 4))
     extents = builder.extents(depth)
     count = rng.choice((1, 1, 2)) if depth > 3 else 1
-    names = [
-        builder.axis(letter, extent, "reduce" if n >= depth - count else "free")
-        for n, (letter, extent) in enumerate(zip("ijkl", extents, strict=False))
-    ]
+    names = builder.nest(extents, range(depth - count, depth))
     retained, summed = names[: depth - count], names[depth - count :]
     left = [n for n in retained if rng.random() < 0.5] or [retained[0]]
     right = [n for n in retained if n not in left]
@@ -253,11 +250,10 @@ def _product(builder: _Builder, source: Buffer | None) -> None:
         right = retained[-1:]
     a = _shuffled(rng, [*left, *summed])
     b = _shuffled(rng, [*right, *(summed if rng.random() < 0.9 else summed[:1])])
-    values: list[Expr] = [builder.read(*({n: 1} for n in a)), builder.read(*({n: 1} for n in b))]
-    value: Expr = apply("mul", values[0], values[1])
+    value: Expr = apply("mul", builder.read(*a), builder.read(*b))
     if rng.random() < 0.1:
-        value = apply("add", value, builder.read({rng.choice(names): 1}))
-    target = builder.target([builder.extent(name) for name in retained])
+        value = apply("add", value, builder.read(rng.choice(names)))
+    target = builder.target(retained)
     _put(builder, target, retained, _shuffled(rng, names), value, "sum")
 
 
@@ -289,11 +285,11 @@ def _convolution(builder: _Builder, source: Buffer | None) -> None:
         if rng.random() < 0.3:
             image.append(image.pop(0))
             retained.append(retained.pop(0))
-    total = math.prod(builder.extent(n) for n in names)
+    total = math.prod(builder.extent[n] for n in names)
     if not _MIN_ITERATIONS <= total <= 2 * _MAX_ITERATIONS:
         raise ProgramError("too much or too little work")
     value = apply("mul", builder.read(*image), builder.read(*weight))
-    target = builder.target([builder.extent(name) for name in retained])
+    target = builder.target(retained)
     order = _shuffled(rng, names) if rng.random() < 0.4 else names
     _put(builder, target, retained, order, value, "sum")
 
@@ -326,12 +322,8 @@ def _sweep(builder: _Builder) -> None:
             Load(source.name, source.at(*({n: 1, "": d} for n, d in zip(own, point, strict=True))))
             for point in points
         ]
-        value = values[0]
-        for other in values[1:]:
-            value = apply("add", value, other)
-        value = apply("mul", value, round(1 / len(values), 4))
         index = target.at(*({n: 1, "": 1} for n in own))
-        builder.statements.append(Statement(target.name, index, value, ("t", *own)))
+        builder.statements.append(Statement(target.name, index, _mean(values), ("t", *own)))
 
 
 def _shuffled(rng: random.Random, names: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,12 @@ class CostModel:
         rows, owner = features(trees)
         return _log_times(rows, owner, self._time(rows))
 
+    def _times_and_errors(self, rows: Array, owner: Array) -> tuple[Array, Array]:
+        """Return the logarithms of the time and of the size of its error, by owner of the rows."""
+        logs = self._time(rows)
+        spread = self._spread(_main_rows(rows, owner, logs)) + self.about["spread_offset"]
+        return _log_times(rows, owner, logs), spread
+
     def predict(self, program: Program, schedules: Sequence[Schedule]) -> list[Estimate]:
         """Return the speed-up of each schedule over the unscheduled program.
 
@@ -122,18 +129,14 @@ class CostModel:
         extents_of(program)
         trees = [Tree(program)]
         for schedule in schedules:
-            for step in schedule:
-                if isinstance(step, Parallel):
-                    raise SlipstreamError(
-                        "the cost model predicts one thread", where=str(step),
-                        remedy="leave out the step",
-                    )  # fmt: skip
+            if parallel := [step for step in schedule if isinstance(step, Parallel)]:
+                raise SlipstreamError(
+                    "the cost model predicts one thread", where=str(parallel[0]),
+                    remedy="leave out the step",
+                )  # fmt: skip
             check(Tree(program, schedule))
             trees.append(Tree(program, schedule.canonical(program)))
-        rows, owner = features(trees)
-        logs = self._time(rows)
-        times = _log_times(rows, owner, logs)
-        spread = self._spread(_main_rows(rows, owner, logs)) + self.about["spread_offset"]
+        times, spread = self._times_and_errors(*features(trees))
         gains = times[0] - times[1:]
         widths = np.exp(np.maximum(spread[0], spread[1:])) * self.about["width"]
         # A tree with the loops of the program has its time.
@@ -205,12 +208,21 @@ class _Samples:
     base: Array
     part: Array
 
-    @property
-    def gains(self) -> Array:
-        """Logarithm of the speed-up, clipped."""
+    def gains(self, logs: Array) -> Array:
+        """Return the logarithms of speed-ups, clipped, given those of times."""
         limit = np.log(MAX_SPEEDUP)
-        gains: Array = np.clip(self.logs[self.base] - self.logs, -limit, limit)
+        gains: Array = np.clip(logs[self.base] - logs, -limit, limit)
         return gains
+
+    def widths(self, spread: Array) -> Array:
+        """Return the larger error of each schedule and its base, given logarithms of errors."""
+        widths: Array = np.exp(np.maximum(spread, spread[self.base]))
+        return widths
+
+    def scheduled(self, part: str | None) -> Array:
+        """Return the samples of a part, or all, that are not a base."""
+        some = (self.part == part) | (part is None)
+        return np.flatnonzero(some & (self.base != np.arange(len(self.base))))
 
 
 def _samples(
@@ -221,9 +233,7 @@ def _samples(
     count = 0
     for number, item in enumerate(measured):
         usable = [d <= MAX_DISAGREEMENT for d in item.disagreement]
-        pairs = [
-            p for p, u in zip(zip(item.schedules, item.ns, strict=True), usable, strict=True) if u
-        ]
+        pairs = list(compress(zip(item.schedules, item.ns, strict=True), usable))
         if not usable[0] or len(pairs) < 2:
             continue
         some, owners = features([Tree(item.program, schedule) for schedule, _ in pairs])
@@ -273,17 +283,16 @@ def train(
     )
     logs = time(samples.rows)
     times = _log_times(samples.rows, samples.owner, logs)
-    errors = np.abs(np.clip(times[samples.base] - times, -4, 4) - samples.gains)
+    errors = np.abs(np.clip(times[samples.base] - times, -4, 4) - samples.gains(samples.logs))
     main = _main_rows(samples.rows, samples.owner, logs)
-    scheduled = samples.base != np.arange(len(samples.base))
-    held = np.flatnonzero((samples.part == "calibrate") & scheduled)
+    held = samples.scheduled("calibrate")
     sizes = np.log(np.maximum(errors[held], 1e-2))
     start = float(np.median(sizes))
     spread = fit(
         main[held], lambda sums: (sums + start - sizes, np.ones(len(sums))), _SPREAD_TREES, rng,
         levels=3,
     )  # fmt: skip
-    widths = _widths(spread(main) + start, samples)
+    widths = samples.widths(spread(main) + start)
     width = float(np.quantile(errors[held] / widths[held], COVERAGE))
     model = CostModel(time, spread, {
         **(about or {}), "programs": len(np.unique(samples.base)), "schedules": len(samples.base),
@@ -309,25 +318,17 @@ def evaluate(
     return _accuracy(model, samples, part)
 
 
-def _widths(spread: Array, samples: _Samples) -> Array:
-    widths: Array = np.exp(np.maximum(spread, spread[samples.base]))
-    return widths
-
-
 def _accuracy(model: CostModel, samples: _Samples, part: str | None) -> Accuracy:
-    logs = model._time(samples.rows)
-    times = _log_times(samples.rows, samples.owner, logs)
-    limit = np.log(MAX_SPEEDUP)
-    predicted = np.clip(times[samples.base] - times, -limit, limit)
-    spread = model._spread(_main_rows(samples.rows, samples.owner, logs))
-    widths = _widths(spread + model.about["spread_offset"], samples) * model.about["width"]
-    scheduled = samples.base != np.arange(len(samples.base))
-    held = np.flatnonzero(((samples.part == part) | (part is None)) & scheduled)
-    a, b = predicted[held], samples.gains[held]
+    times, spread = model._times_and_errors(samples.rows, samples.owner)
+    predicted = samples.gains(times)
+    widths = samples.widths(spread) * model.about["width"]
+    held = samples.scheduled(part)
+    measured = samples.gains(samples.logs)
+    a, b = predicted[held], measured[held]
     relative = np.abs(np.exp(a - b) - 1)
     programs = np.unique(samples.base[held])
     own = [held[samples.base[held] == p] for p in programs]
-    ranks = [_spearman(predicted[o], samples.gains[o]) for o in own if len(o) > 4]
+    ranks = [_spearman(predicted[o], measured[o]) for o in own if len(o) > 4]
     return Accuracy(
         len(programs), len(held), float(relative.mean()), float(np.median(relative)),
         float(np.corrcoef(a, b)[0, 1]), _spearman(a, b), float(np.mean(ranks)) if ranks else 0.0,

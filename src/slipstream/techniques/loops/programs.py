@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slipstream.codegen import legality
 from slipstream.codegen.legality import IllegalScheduleError, check
 from slipstream.codegen.program import (
     Apply,
@@ -122,11 +123,7 @@ def is_legal(program: Program, schedule: Schedule) -> bool:
     Raises:
         ScheduleError: a step does not fit the program's loops.
     """
-    try:
-        check(Tree(program, schedule))
-    except IllegalScheduleError:
-        return False
-    return True
+    return legality.is_legal(Tree(program, schedule))
 
 
 def emit(program: Program, schedule: Schedule | None = None) -> str:

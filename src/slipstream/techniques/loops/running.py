@@ -86,7 +86,7 @@ class Runner(AbstractContextManager["Runner"]):
         """Time the functions ``loops_0`` ... of a compiled library."""
         if self._child is None:
             self._child = Child("the timer of loops", environment={"OMP_NUM_THREADS": "1"})
-        buffers = [[_TYPES[b.dtype], b.elements, b.role, b.name] for b in program.buffers]
+        buffers = [[_TYPES[b.dtype], b.elements, b.role] for b in program.buffers]
         try:
             rows = self._child.call(
                 _FUNCTION, path=str(path), count=count, buffers=buffers, budget_s=self.budget_s,
@@ -112,14 +112,13 @@ def time_variants(
     functions = [getattr(library, f"loops_{n}") for n in range(count)]
     arrays = [_array(kind, elements, seed + n) for n, (kind, elements, *_) in enumerate(buffers)]
     pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
-    changed = [n for n, (*_, role, _name) in enumerate(buffers) if role == "inout"]
-    results = [n for n, (*_, role, _name) in enumerate(buffers) if role in ("out", "inout")]
-    initial = {n: arrays[n].copy() for n in changed}
+    initial = {n: arrays[n].copy() for n, (*_, role) in enumerate(buffers) if role == "inout"}
+    results = [n for n, (*_, role) in enumerate(buffers) if role in ("out", "inout")]
     reference: list[np.ndarray[Any, Any]] = []
     errors, first = [], []
     for function in functions:
-        for n in changed:
-            arrays[n][:] = initial[n]
+        for n, values in initial.items():
+            arrays[n][:] = values
         begin = time.thread_time_ns()
         function(pointers, None, 1)
         first.append(time.thread_time_ns() - begin)
@@ -140,7 +139,10 @@ def time_variants(
                 functions[n](pointers, None, 1)
                 elapsed = time.thread_time_ns() - begin
                 minima[n][round_ % 2] = min(minima[n][round_ % 2], elapsed)
-    _close(library)
+    # Thousands of libraries would fill the address space.
+    close = ctypes.CDLL(None).dlclose
+    close.argtypes = [ctypes.c_void_p]
+    close(library._handle)
     return [(a, b, e) for (a, b), e in zip(minima, errors, strict=True)]
 
 
@@ -159,11 +161,3 @@ def _error(value: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> floa
     scale = float(np.abs(reference).max()) or 1.0
     error = float(np.abs(value - reference).max()) / scale
     return error if error == error else float("inf")
-
-
-def _close(library: ctypes.CDLL) -> None:
-    """Unload a library: thousands of them would fill the address space."""
-    handle = library._handle
-    close = ctypes.CDLL(None).dlclose
-    close.argtypes = [ctypes.c_void_p]
-    close(handle)
