@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 from slipstream.codegen.program import Apply, Const, Expr, Load, apply, loads
@@ -92,16 +93,16 @@ class _Differentiation:
                 self._differentiate(value, length, row(f"g{number}", width, at))
                 at += length
         # Each is differentiated after all that loads it.
-        order = _stored_order(self._kind)
-        for name in reversed(order):
+        for name in reversed(_stored_order(self._kind)):
             if name in self._products:
                 self._differentiate_product(self._products[name])
                 continue
             for temporary in self._kind.temporaries:
                 if temporary.name == name:
-                    for start, length, seed in self._total(row(name, temporary.width), temporary):
-                        value = shifted(temporary.value, start)
-                        self._differentiate(value, length, seed)
+                    first, end = temporary.offset, temporary.offset + temporary.length
+                    ranges = self._gradients.get(row(name, temporary.width), [])
+                    for at, length, seed in _summed(ranges, first, end):
+                        self._differentiate(shifted(temporary.value, at - first), length, seed)
         for source, ranges in self._gradients.items():
             for at, length, value in _summed(ranges, 0, math.inf):
                 self._store(source, at, length, value)
@@ -122,12 +123,6 @@ class _Differentiation:
         out.products.append(whole)
         for load, first, length in product.inputs:
             self._add(load, length, row(whole.name, depth, first))
-
-    def _total(self, base: Load, temporary: Temporary) -> list[_Range]:
-        """Return the gradient of one of a temporary's ranges, relative to its start."""
-        found = _summed(self._gradients.get(base, []), temporary.offset,
-                        temporary.offset + temporary.length)  # fmt: skip
-        return [(at - temporary.offset, length, value) for at, length, value in found]
 
     def _store(self, source: Load, at: int, length: int, value: Expr) -> None:
         out, name, through = self._out, source.buffer, source.index.through
@@ -166,9 +161,9 @@ class _Differentiation:
         elif isinstance(value, Apply):
             result = self._with_saved(value)
             arguments = [self._with_saved(argument) for argument in value.args]
-            for argument, part in zip(
-                value.args, _derivatives(value.op, seed, result, arguments), strict=True
-            ):
+            # Equations of the forward pass have no other operations, see `lowering`.
+            parts = _DERIVATIVES[value.op](seed, result, *arguments)
+            for argument, part in zip(value.args, parts, strict=True):
                 if part is not None:
                     self._differentiate(argument, length, part)
 
@@ -189,13 +184,8 @@ def _stored_order(kind: Lowered) -> list[str]:
     for product in kind.products:
         assert isinstance(product, Product)
         sources[product.name] = {load.buffer for load, _, _ in product.inputs}
-    order: list[str] = []
-    while len(order) < len(sources):
-        order += [
-            name for name, of in sources.items()
-            if name not in order and not (of & sources.keys()) - set(order)
-        ]  # fmt: skip
-    return order
+    inside = {name: of & sources.keys() for name, of in sources.items()}
+    return [*TopologicalSorter(inside).static_order()]
 
 
 def _summed(
@@ -215,74 +205,59 @@ def _summed(
             yield at, until - at, _ZERO if total is None else total
 
 
-def _derivatives(op: str, g: Expr, y: Expr, x: Sequence[Expr]) -> Sequence[Expr | None]:
-    """Return the gradients of an operation's arguments; None for those without one.
+def _times(product: Expr, *factors: Expr | float) -> Expr:
+    for factor in factors:
+        product = apply("mul", product, factor)
+    return product
 
-    Args:
-        g, y: gradient and value of the result.
-        x: the arguments.
-    """
 
-    def times(*factors: Expr | float) -> Expr:
-        product: Expr = g
-        for factor in factors:
-            product = apply("mul", product, factor)
-        return product
+def _negative(value: Expr) -> Expr:
+    return apply("neg", value)
 
-    def chosen(condition: Expr, yes: Expr, no: Expr) -> Expr:
-        return apply("where", condition, yes, no)
 
-    match op:
-        case "add":
-            return g, g
-        case "sub":
-            return g, apply("neg", g)
-        case "mul":
-            return times(x[1]), times(x[0])
-        case "div":
-            quotient = apply("div", g, x[1])
-            return quotient, apply("neg", apply("mul", quotient, y))
-        case "where":
-            return None, chosen(x[0], g, _ZERO), chosen(x[0], _ZERO, g)
-        case "max" | "min":
-            first = apply("gt" if op == "max" else "lt", x[0], x[1])
-            tie = chosen(apply("eq", x[0], x[1]), times(0.5), _ZERO)
-            other = chosen(first, _ZERO, g)
-            return (
-                chosen(first, g, tie),
-                chosen(apply("eq", x[0], x[1]), times(0.5), other),
-            )
-        case "gt" | "ge" | "lt" | "le" | "eq" | "ne":
-            return None, None
-        case "neg":
-            return (apply("neg", g),)
-        case "exp":
-            return (times(y),)
-        case "log":
-            return (apply("div", g, x[0]),)
-        case "sqrt":
-            return (apply("div", times(0.5), y),)
-        case "rsqrt":
-            return (times(-0.5, y, y, y),)
-        case "reciprocal":
-            return (apply("neg", times(y, y)),)
-        case "abs":
-            sign = chosen(apply("gt", x[0], 0.0), Const(1.0), Const(-1.0))
-            return (times(chosen(apply("eq", x[0], 0.0), _ZERO, sign)),)
-        case "erf":
-            bell = apply("exp", apply("neg", apply("square", x[0])))
-            return (times(2 / math.sqrt(math.pi), bell),)
-        case "tanh" | "sigmoid":
-            return (apply(f"{op}_backward", g, y),)
-        case "relu":
-            return (apply("threshold_backward", g, x[0], 0.0),)
-        case "silu":
-            sigmoid = apply("sigmoid", x[0])
-            slope = apply("add", apply("mul", x[0], apply("sub", 1.0, sigmoid)), 1.0)
-            return (times(sigmoid, slope),)
-        case "square":
-            return (times(2.0, x[0]),)
-    raise RecursiveModelError(
-        f"the operation {op} has no gradient in compiled recursive models",
-        remedy="call it under torch.no_grad(), or train the model itself",
+def _extremum(g: Expr, first: Expr, equal: Expr) -> tuple[Expr, Expr]:
+    """Return the gradients of `max` or `min`: of the first argument if it is the result."""
+    half = _times(g, 0.5)
+    return (
+        apply("where", first, g, apply("where", equal, half, _ZERO)),
+        apply("where", equal, half, apply("where", first, _ZERO, g)),
     )
+
+
+def _silu(g: Expr, x: Expr) -> Expr:
+    sigmoid = apply("sigmoid", x)
+    slope = apply("add", _times(x, apply("sub", 1.0, sigmoid)), 1.0)
+    return _times(g, sigmoid, slope)
+
+
+_DERIVATIVES: dict[str, Callable[..., Sequence[Expr | None]]] = {
+    "add": lambda g, y, a, b: (g, g),
+    "sub": lambda g, y, a, b: (g, _negative(g)),
+    "mul": lambda g, y, a, b: (_times(g, b), _times(g, a)),
+    "div": lambda g, y, a, b: (apply("div", g, b), _negative(_times(apply("div", g, b), y))),
+    "where": lambda g, y, c, a, b: (
+        None, apply("where", c, g, _ZERO), apply("where", c, _ZERO, g)
+    ),
+    "max": lambda g, y, a, b: _extremum(g, apply("gt", a, b), apply("eq", a, b)),
+    "min": lambda g, y, a, b: _extremum(g, apply("lt", a, b), apply("eq", a, b)),
+    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne"), lambda g, y, a, b: (None, None)),
+    "neg": lambda g, y, x: (_negative(g),),
+    "exp": lambda g, y, x: (_times(g, y),),
+    "log": lambda g, y, x: (apply("div", g, x),),
+    "sqrt": lambda g, y, x: (apply("div", _times(g, 0.5), y),),
+    "rsqrt": lambda g, y, x: (_times(g, -0.5, y, y, y),),
+    "reciprocal": lambda g, y, x: (_negative(_times(g, y, y)),),
+    "abs": lambda g, y, x: (
+        _times(g, apply("sub", apply("gt", x, 0.0), apply("lt", x, 0.0))),
+    ),
+    "erf": lambda g, y, x: (
+        _times(g, 2 / math.sqrt(math.pi), apply("exp", _negative(apply("square", x)))),
+    ),
+    "tanh": lambda g, y, x: (apply("tanh_backward", g, y),),
+    "sigmoid": lambda g, y, x: (apply("sigmoid_backward", g, y),),
+    "relu": lambda g, y, x: (apply("threshold_backward", g, x, 0.0),),
+    "silu": lambda g, y, x: (_silu(g, x),),
+    "square": lambda g, y, x: (_times(g, 2.0, x),),
+}  # fmt: skip
+"""Gradients of an operation's arguments, None for those without one; of the gradient and value of
+the result, and the arguments."""

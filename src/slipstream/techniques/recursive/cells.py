@@ -6,6 +6,7 @@ A cell runs eagerly on `TreeNode` structures, and compiles like any other recurs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -48,15 +49,8 @@ class Cell(nn.Module):
         return self.internal(children, node.word) if children else self.leaf(node.word)
 
 
-def _embedded(embedding: nn.Embedding, word: Any) -> torch.Tensor:
-    return embedding.weight[word]
-
-
 def _total(states: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = states[0]
-    for state in states[1:]:
-        total = total + state
-    return total
+    return reduce(torch.add, states)
 
 
 class TreeFC(Cell):
@@ -68,7 +62,7 @@ class TreeFC(Cell):
         self.joined = nn.Linear(arity * hidden, hidden)
 
     def leaf(self, word: Any) -> States:
-        return (_embedded(self.embedding, word),)
+        return (self.embedding.weight[word],)
 
     def internal(self, children: Sequence[States], word: Any) -> States:
         return (torch.relu(self.joined(torch.cat([state for (state,) in children]))),)
@@ -91,7 +85,7 @@ class TreeLSTM(Cell):
         self.joined = nn.Linear(arity * hidden, (3 + arity) * hidden)
 
     def leaf(self, word: Any) -> States:
-        i, o, u = self.input(_embedded(self.embedding, word)).chunk(3)
+        i, o, u = self.input(self.embedding.weight[word]).chunk(3)
         c = torch.sigmoid(i) * torch.tanh(u)
         return torch.sigmoid(o) * torch.tanh(c), c
 
@@ -132,7 +126,7 @@ class TreeGRU(Cell):
         self.candidate = nn.Linear(hidden, hidden)
 
     def leaf(self, word: Any) -> States:
-        return (torch.tanh(_embedded(self.embedding, word)),)
+        return (torch.tanh(self.embedding.weight[word]),)
 
     def internal(self, children: Sequence[States], word: Any) -> States:
         total = _total([state for (state,) in children])
@@ -165,7 +159,7 @@ class MVRNN(Cell):
         self.mixed = nn.Parameter(torch.randn(hidden, 2 * hidden) / (2 * hidden) ** 0.5)
 
     def leaf(self, word: Any) -> States:
-        return _embedded(self.vectors, word), self.matrices[word]
+        return self.vectors.weight[word], self.matrices[word]
 
     def internal(self, children: Sequence[States], word: Any) -> States:
         (a, of_a), (b, of_b) = children
@@ -183,11 +177,11 @@ class DAGRNN(Cell):
         self.joined = nn.Linear(hidden, hidden)
 
     def leaf(self, word: Any) -> States:
-        x = _embedded(self.embedding, word)
+        x = self.embedding.weight[word]
         return (torch.relu(self.input(x) + self.joined.bias),)
 
     def internal(self, children: Sequence[States], word: Any) -> States:
-        x = self.input(_embedded(self.embedding, word))
+        x = self.input(self.embedding.weight[word])
         return (torch.relu(x + self.joined(_total([state for (state,) in children]))),)
 
 
@@ -200,21 +194,14 @@ class SequenceLSTM(Cell):
         self.cell = nn.LSTMCell(hidden, hidden)
 
     def leaf(self, word: Any) -> States:
-        x = _embedded(self.embedding, word)
-        return self._step(x, None)
+        zeros = torch.zeros_like(self.embedding.weight[word])
+        return self.internal([(zeros, zeros)], word)
 
     def internal(self, children: Sequence[States], word: Any) -> States:
-        return self._step(_embedded(self.embedding, word), children[0])
-
-    def _step(self, x: torch.Tensor, states: States | None) -> States:
-        cell = self.cell
-        gates = cell.weight_ih @ x + cell.bias_ih + cell.bias_hh
-        if states is not None:
-            gates = gates + cell.weight_hh @ states[0]
-        i, f, g, o = gates.chunk(4)
-        c = torch.sigmoid(i) * torch.tanh(g)
-        if states is not None:
-            c = c + torch.sigmoid(f) * states[1]
+        (h, c), cell = children[0], self.cell
+        gates = cell.weight_ih @ self.embedding.weight[word] + cell.bias_ih + cell.bias_hh
+        i, f, g, o = (gates + cell.weight_hh @ h).chunk(4)
+        c = torch.sigmoid(i) * torch.tanh(g) + torch.sigmoid(f) * c
         return torch.sigmoid(o) * torch.tanh(c), c
 
 
@@ -227,18 +214,13 @@ class SequenceGRU(Cell):
         self.cell = nn.GRUCell(hidden, hidden)
 
     def leaf(self, word: Any) -> States:
-        return self._step(_embedded(self.embedding, word), None)
+        return self.internal([(torch.zeros_like(self.embedding.weight[word]),)], word)
 
     def internal(self, children: Sequence[States], word: Any) -> States:
-        return self._step(_embedded(self.embedding, word), children[0][0])
-
-    def _step(self, x: torch.Tensor, state: torch.Tensor | None) -> States:
-        cell = self.cell
-        of_input = (cell.weight_ih @ x + cell.bias_ih).chunk(3)
-        of_state = cell.bias_hh.chunk(3)
-        if state is not None:
-            of_state = (cell.weight_hh @ state + cell.bias_hh).chunk(3)
+        (state,), cell = children[0], self.cell
+        of_input = (cell.weight_ih @ self.embedding.weight[word] + cell.bias_ih).chunk(3)
+        of_state = (cell.weight_hh @ state + cell.bias_hh).chunk(3)
         r = torch.sigmoid(of_input[0] + of_state[0])
         z = torch.sigmoid(of_input[1] + of_state[1])
         n = torch.tanh(of_input[2] + r * of_state[2])
-        return ((1 - z) * n if state is None else (1 - z) * n + z * state,)
+        return ((1 - z) * n + z * state,)

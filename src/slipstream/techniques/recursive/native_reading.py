@@ -23,11 +23,7 @@ _ACCESSES = {"attr": 1, "item": 2, "call": 3}
 _OBJECT, _VALUE, _TYPE, _INTEGER = range(4)
 _UNKNOWN, _ERROR = 19, 20
 _MAX_REGISTERS = 60
-_Python = structure(
-    f"void* {', '.join(_FUNCTIONS)}; void* none, yes, no, integer;".replace(
-        "; void* none", ", none"
-    )
-)
+_Python = structure(f"void* {', '.join([*_FUNCTIONS, 'none', 'yes', 'no', 'integer'])};")
 _Arguments = structure(
     "void* python, code, keys, roots; int64_t root_count; void* nodes; int64_t count, edges; "
     "void* handle; int64_t bad_node;"
@@ -116,11 +112,8 @@ def _encode(
     access = first.observations[depth][0]
     if access:
         *parents, (how, key) = access
-        parent = _register(first, tuple(parents))
-        number = key
-        if how != "item":
-            number = _key(keys, key)
-        code += [_ACCESSES[how], parent, number, depth]
+        number = key if how == "item" else _key(keys, key)
+        code += [_ACCESSES[how], _register(first, tuple(parents)), number, depth]
     else:
         code += [0, 0, 0, depth]
     groups = by_test(shapes, chosen, depth)
@@ -129,9 +122,8 @@ def _encode(
     code += [0] * (4 * len(groups))
     for number, members in enumerate(groups):
         _, kind, value = shapes[members[0]].observations[depth]
-        test = _test(kind, value, keys)
-        target = _encode(shapes, members, depth + 1, code, keys)
-        code[at + 4 * number : at + 4 * number + 4] = [*test, target]
+        test = [*_test(kind, value, keys), _encode(shapes, members, depth + 1, code, keys)]
+        code[at + 4 * number : at + 4 * number + 4] = test
     return place
 
 

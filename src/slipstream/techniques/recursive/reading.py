@@ -63,9 +63,8 @@ def reader(shapes: Sequence[Shape]) -> Callable[[Sequence[Any]], Structures]:
     leaves = any(
         access == () and kind == "int" for s in shapes for access, kind, _ in s.observations
     )
-    body = ["raise Unknown(node)"]
-    if shapes:
-        body = _branch(shapes, list(range(len(shapes))), 0, constants, leaves)
+    numbers = list(range(len(shapes)))
+    body = _branch(shapes, numbers, 0, constants, leaves) if shapes else ["raise Unknown(node)"]
     source = _HEAD + "".join(f"        {line}\n" for line in body)
     source += "    return nodes, kinds, words, children, firsts, inputs\n"
     exec(compile(source, "<reader of nodes>", "exec"), constants)
@@ -80,7 +79,7 @@ def reader(shapes: Sequence[Shape]) -> Callable[[Sequence[Any]], Structures]:
                 f"a node cannot be read as the model read it: {error}", -1,
                 where="the structures of this call",
             ) from error  # fmt: skip
-        kind = np.frombuffer(kinds, np.int32) if kinds else np.zeros(0, np.int32)
+        kind = _int32s(kinds)
         offset = np.zeros(len(kind) + 1, np.int64)
         arities[kind].cumsum(out=offset[1:])
         return Structures(
@@ -118,8 +117,8 @@ def _branch(
     if len(first.observations) == depth:
         return _leaf(first, chosen[0], leaves)
     access = first.observations[depth][0]
-    lines = [f"{_name(access, depth)} = {_value(access, first)}"]
-    name = _name(access, depth)
+    name = _variable(access, first)
+    lines = [f"{name} = {_value(access, first)}"]
     word = "if"
     for members in by_test(shapes, chosen, depth):
         _, kind, value = shapes[members[0]].observations[depth]
@@ -148,10 +147,6 @@ def _test(name: str, kind: str, value: Any, constants: dict[str, Any]) -> str:
     return f"{name}.__class__ is {constant}{sized}"
 
 
-def _name(access: Access, depth: int) -> str:
-    return "node" if not access else f"v{depth}"
-
-
 def _variable(access: Access, shape: Shape) -> str:
     if not access:
         return "node"
@@ -165,11 +160,9 @@ def _value(access: Access, shape: Shape) -> str:
     *parents, (kind, key) = access
     # A part of the access without an observation of its own is a method's object.
     parent = _variable(tuple(parents), shape)
-    return (
-        f"{parent}.{key}"
-        if kind == "attr"
-        else (f"{parent}.{key}()" if kind == "call" else f"{parent}[{key!r}]")
-    )
+    if kind == "item":
+        return f"{parent}[{key!r}]"
+    return f"{parent}.{key}" + "()" * (kind == "call")
 
 
 def _leaf(shape: Shape, number: int, leaves: bool) -> list[str]:

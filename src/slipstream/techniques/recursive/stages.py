@@ -202,8 +202,7 @@ class _Staging:
     def _stored_at(self, load: Load) -> int:
         """Return the first stage that can read whole rows of a buffer."""
         if load.buffer in self._temporaries or load.buffer in self._products:
-            level = self._level_of(load.buffer)
-            return level + 1
+            return self._level_of(load.buffer) + 1
         return 0
 
     def _of(self, value: Expr) -> int:

@@ -132,8 +132,7 @@ class Structures:
 
     def number_of(self, node: Any) -> int | None:
         """Return the number of a node that was read; None if it was not."""
-        found = (n for n, known in enumerate(self.objects or ()) if known is node)
-        return next(found, None)
+        return next((n for n, item in enumerate(self.objects or ()) if item is node), None)
 
     @property
     def arity(self) -> Int64s:
@@ -169,8 +168,7 @@ class Linearizer:
                 for child in self.children(node):
                     place = memo.get(id(child)) if not isinstance(child, int) else None
                     if place is None:
-                        place = len(nodes)
-                        memo[id(child)] = place
+                        memo[id(child)] = place = len(nodes)
                         nodes.append(child)
                     children.append(place)
                 word = self.word(node)
@@ -271,7 +269,6 @@ def linearize(
         kind = structures.kind
         arguments = _Arguments(
             nodes=nodes, slots=slots, kinds=max(len(tabled) - 1, 1), mask_slots=mask_slots,
-            reserved=0,
             offset=structures.offset.ctypes.data, child=structures.child.ctypes.data,
             kind=None if kind is None else kind.ctypes.data, tabled=tabled.ctypes.data,
             place=place.ctypes.data, child_of=child_of.ctypes.data, groups=groups.ctypes.data,

@@ -82,7 +82,8 @@ class Recursive(ModuleTechnique):
         for recursion in chosen:
             passes = (recursion.forward, recursion.backward)
             for tasks, call in zip(passes, recursion.calls(), strict=False):
-                cost = price(context.durations, call, _duration_ns(graph, tasks))
+                measured_ns = graph.tasks.duration_ns[[*tasks]] + graph.tasks.gap_ns[[*tasks]]
+                cost = price(context.durations, call, float(measured_ns.sum()))
                 inputs, outputs = flow_of(graph).boundary(tasks)
                 replaced = Call(
                     "slipstream::recursive_nodes()", tuple(inputs.values()), tuple(outputs.values())
@@ -191,8 +192,3 @@ def _refusal(
     if len(arities) > _MAX_NODES:
         return f"{name} is called {len(arities)} times in a step; at most {_MAX_NODES} are timed"
     return None
-
-
-def _duration_ns(graph: Graph, tasks: Sequence[int]) -> float:
-    chosen = list(tasks)
-    return float((graph.tasks.duration_ns[chosen] + graph.tasks.gap_ns[chosen]).sum())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType, TracebackType
 from typing import Any
 
@@ -77,31 +77,23 @@ class Word:
 
 @dataclass
 class Record:
-    """Reads of a run of `forward` on a proxy."""
+    """Reads of a run of `forward` on a proxy; values of `replaced` are read instead of its own."""
 
-    observations: list[Observation]
-    children: list[tuple[Access, Any]]
-    integers: dict[Access, int]
-    tensors: dict[Access, torch.Tensor]
-    replaced: dict[Access, Any]
-
-    @classmethod
-    def of(cls, replaced: dict[Access, Any] | None = None) -> Record:
-        """Return an empty record; values of `replaced` are read instead of the node's."""
-        return cls([], [], {}, {}, replaced or {})
+    replaced: dict[Access, Any] = field(default_factory=dict)
+    observations: list[Observation] = field(default_factory=list)
+    children: list[tuple[Access, Any]] = field(default_factory=list)
+    integers: dict[Access, int] = field(default_factory=dict)
+    tensors: dict[Access, torch.Tensor] = field(default_factory=dict)
 
     def wrap(self, value: Any, access: Access) -> Any:
         """Return what `forward` sees instead of `value`, and record it."""
         value = self.replaced.get(access, value)
-        if value is None or isinstance(value, bool):
+        if value is None or isinstance(value, (bool, str, bytes, float)):
             self._observe(access, "is", value)
             return value
         if isinstance(value, int):
             self._observe(access, "int", None)
             self.integers[access] = value
-            return value
-        if isinstance(value, (str, bytes, float)):
-            self._observe(access, "is", value)
             return value
         if isinstance(value, torch.Tensor):
             self._observe(access, "tensor", (tuple(value.shape), str(value.dtype)))
@@ -142,8 +134,7 @@ class _Proxy:
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
-            count = range(len(self._value))[number]
-            return [self[at] for at in count]
+            return [self[at] for at in range(len(self._value))[number]]
         value = self._value[number]
         if isinstance(number, int) and number < 0:
             number += len(self._value)
@@ -208,14 +199,10 @@ class Tracer:
         self.state_tree: Any = None
 
     def trace(self, node: Any) -> Shape:
-        """Trace a node, whose shape is new.
-
-        Raises:
-            RecursiveModelError: the model breaks the contract.
-        """
+        """Trace a node, whose shape is new."""
         if not self.states:
             self._find_states(node)
-        record = Record.of()
+        record = Record()
         with _NoScalars(), torch.no_grad():
             self._run(record, node, self._zeros)
         children = [access for access, _ in record.children]
@@ -348,7 +335,7 @@ class Tracer:
 
         def run(*flat: torch.Tensor) -> list[torch.Tensor]:
             node_tensors = dict(zip(accesses, flat[count * per :], strict=True))
-            other = Record.of({**replaced, **node_tensors})
+            other = Record({**replaced, **node_tensors})
             return self._run(other, node, lambda n: flat[n * per : (n + 1) * per])
 
         with torch.no_grad():
