@@ -7,10 +7,10 @@ level runs through the columns backwards, which finds the weights used last in t
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from slipstream.codegen import PRELUDE
@@ -90,6 +90,76 @@ INLINE void slice(i64 count, int worker, i64 workers, i64* first, i64* end) {
   *end = count * (worker + 1) / workers;
 }
 """
+_EACH_ROW = """\
+(const Run& run, const Group& group, int worker) {
+  i64 first, end;
+  slice(group.count, worker, run.team->size, &first, &end);
+  for (i64 row = first; row < end; ++row) {
+"""
+_MATRIX = r"""
+struct Rows { const real* data; i64 count; };
+
+// out[M, N] = left[M, K] right[K, N], where `right` consists of several ranges of rows.
+template <i64 M, i64 N, i64 K, i64 kRow, i64 kDepth, int P>
+void matrix(real* out, const real* left, const Rows (&right)[P]) {
+  if (N == 1 && P == 1 && kDepth == 1) {
+    for (i64 i = 0; i < M; ++i) {
+      vec total = {};
+      i64 k = 0;
+      for (; k + kLanes <= K; k += kLanes) {
+        vec u, v;
+        __builtin_memcpy(&u, left + i * kRow + k, sizeof u);
+        __builtin_memcpy(&v, right[0].data + k, sizeof v);
+        total += u * v;
+      }
+      real sum = 0;
+      for (int lane = 0; lane < kLanes; ++lane) sum += total[lane];
+      for (; k < K; ++k) sum += left[i * kRow + k] * right[0].data[k];
+      out[i] = sum;
+    }
+  } else if (N == 1) {
+    for (i64 i = 0; i < M; ++i) out[i] = 0;
+    for (const Rows& b : right) {
+      for (i64 k = 0; k < b.count; ++k, left += kDepth)
+        for (i64 i = 0; i < M; ++i) out[i] += left[i * kRow] * b.data[k];
+    }
+  } else {
+    constexpr int kRows = 4, kVectors = 4;
+    constexpr i64 kColumns = kLanes * kVectors;
+    for (i64 j = 0; j < N; j += kColumns) {
+      for (i64 i = 0; i < M; i += kRows) {
+        const real* a = left + i * kRow;
+        if (j + kColumns <= N && i + kRows <= M) {
+          vec sum[kRows][kVectors] = {};
+          for (const Rows& part : right) {
+            for (i64 k = 0; k < part.count; ++k, a += kDepth) {
+              vec b[kVectors];
+              __builtin_memcpy(b, part.data + k * N + j, sizeof b);
+#pragma GCC unroll 4
+              for (int r = 0; r < kRows; ++r) {
+                const vec value = a[r * kRow] - vec{};
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) sum[r][v] += value * b[v];
+              }
+            }
+          }
+          for (int r = 0; r < kRows; ++r)
+            __builtin_memcpy(out + (i + r) * N + j, sum[r], sizeof sum[r]);
+          continue;
+        }
+        for (i64 r = i; r < M && r < i + kRows; ++r)
+          for (i64 l = j; l < N && l < j + kColumns; ++l) {
+            const real* a = left + r * kRow;
+            real sum = 0;
+            for (const Rows& part : right)
+              for (i64 k = 0; k < part.count; ++k, a += kDepth) sum += *a * part.data[k * N + l];
+            out[r * N + l] = sum;
+          }
+      }
+    }
+  }
+}
+"""
 _BODY = r"""
 void body(void* argument, int worker) {
   Run& run = *static_cast<Run*>(argument);
@@ -127,10 +197,9 @@ extern "C" void run_recursive(Run* run) {
 
 def emit(
     variants: Mapping[int, Staged],
-    kind_of: Mapping[int, int],
     masks: int,
     state_widths: Sequence[int],
-    table_widths: Mapping[int, int],
+    table_widths: Sequence[int],
     leaf_widths: Mapping[tuple[int, str], int],
     *,
     double: bool = False,
@@ -141,7 +210,6 @@ def emit(
 
     Args:
         variants: stages by number: kind * masks + mask.
-        kind_of: kind by number of variant.
         masks: number of masks of leaf children.
         state_widths: elements of each state.
         table_widths: columns of each kind's table.
@@ -154,14 +222,14 @@ def emit(
     item = 8 if double else 4
     lanes = tile_shape([], 1, item).lanes
     parts = [
-        PRELUDE.replace("#include <stdint.h>", "#include <stdint.h>\n", 1),
-        f"using real = {'double' if double else 'float'};\n",
+        PRELUDE, f"using real = {'double' if double else 'float'};\n",
         "namespace {\n", tile_source(lanes) if not double else _double(tile_source(lanes)),
         "}  // namespace\n", TEAM, "namespace {\n", f"constexpr int kMasks = {masks};\n", _RUN,
+        _MATRIX if any(stage.matrices for v in variants.values() for stage in v.stages) else "",
     ]  # fmt: skip
     for number, staged in variants.items():
         writer = _Writer(
-            kernel, number, kind_of[number], staged, state_widths, table_widths, leaf_widths, item,
+            kernel, number, number // masks, staged, state_widths, table_widths, leaf_widths, item,
             half, single_row,
         )  # fmt: skip
         parts += writer.functions()
@@ -194,27 +262,19 @@ def _double(tile: str) -> str:
 class _Writer:
     def __init__(
         self, kernel: Kernel, number: int, kind: int, staged: Staged, state_widths: Sequence[int],
-        table_widths: Mapping[int, int], leaf_widths: Mapping[tuple[int, str], int], item: int,
+        table_widths: Sequence[int], leaf_widths: Mapping[tuple[int, str], int], item: int,
         half: bool, single_row: bool,
     ) -> None:  # fmt: skip
         self._kernel, self._number, self._kind, self._staged = kernel, number, kind, staged
         self._states, self._tables, self._leaves = state_widths, table_widths, leaf_widths
         self._item, self._half, self._single = item, half, single_row
-        self._private: dict[str, int] = {}
-        self._scratch: dict[str, int] = {}
         self._bytes = self._flops = 0
-        at = 0
-        for temporary in staged.private:
-            if temporary.name not in self._private and temporary.name not in staged.saved:
-                self._private[temporary.name] = at
-                at += temporary.width
-        kernel.private = max(kernel.private, at)
-        at = 0
-        for name, width in staged.widths.items():
-            if name not in self._private and name not in staged.saved:
-                self._scratch[name] = at
-                at += width
-        kernel.scratch = max(kernel.scratch, at)
+        private = {t.name: t.width for t in staged.private if t.name not in staged.saved}
+        scratch = {n: w for n, w in staged.widths.items() if n not in {*private, *staged.saved}}
+        self._private = dict(zip(private, accumulate(private.values(), initial=0), strict=False))
+        self._scratch = dict(zip(scratch, accumulate(scratch.values(), initial=0), strict=False))
+        kernel.private = max(kernel.private, sum(private.values()))
+        kernel.scratch = max(kernel.scratch, sum(scratch.values()))
 
     def functions(self) -> Iterator[str]:
         """Yield the functions of all stages."""
@@ -270,10 +330,14 @@ class _Writer:
 
     def _temporary(self, name: str, row: str) -> str:
         """Return the row of a temporary, matrix product, or buffer with rows of all nodes."""
-        if name[0] == "g":
-            return self._own_row(name, self._pointer("real", "gradient", int(name[1:])), row)
-        if name in self._staged.saved:
-            return self._own_row(name, self._pointer("real", "saved", self._kind, name), row)
+        saved = self._staged.saved
+        if name in saved or name[0] in "sg":
+            if name in saved:
+                pointer, width = self._pointer("real", "saved", self._kind, name), saved[name]
+            else:
+                kind, number = "state" if name[0] == "s" else "gradient", int(name[1:])
+                pointer, width = self._pointer("real", kind, number), self._states[number]
+            return f"const_cast<real*>({pointer}) + (group.first + {row}) * {width}"
         width = self._staged.widths[name]
         if name in self._private:
             return (
@@ -282,20 +346,12 @@ class _Writer:
             )
         return f"run.scratch + {self._scratch[name]} * run.rows + (group.slot + {row}) * {width}"
 
-    def _own_row(self, name: str, pointer: str, row: str) -> str:
-        width = self._staged.saved.get(name) or self._states[int(name[1:])]
-        return f"const_cast<real*>({pointer}) + (group.first + {row}) * {width}"
-
     def _target(self, target: Target, row: str) -> str:
         if target.child is not None:
             child = self._pointer("int32_t", "child", target.child)
             gradient = self._pointer("real", "gradient", int(target.buffer[1:]))
             number = f"i64({child}[group.first + {row}]) * {target.width}"
             return f"const_cast<real*>({gradient}) + {number} + {target.offset}"
-        if target.buffer[0] == "s":
-            state = self._pointer("real", "state", int(target.buffer[1:]))
-            node = f"(group.first + {row}) * {self._states[int(target.buffer[1:])]}"
-            return f"const_cast<real*>({state}) + {node} + {target.offset}"
         return f"{self._temporary(target.buffer, row)} + {target.offset}"
 
     # Elementwise values.
@@ -375,12 +431,7 @@ class _Writer:
 
     def _unit(self, name: str, unit: Unit) -> Iterator[str]:
         if not unit.products:
-            yield (
-                f"void {name}(const Run& run, const Group& group, int worker) {{\n"
-                "  i64 first, end;\n"
-                "  slice(group.count, worker, run.team->size, &first, &end);\n"
-                "  for (i64 row = first; row < end; ++row) {\n"
-            )
+            yield f"void {name}{_EACH_ROW}"
             yield from self._values(unit.outputs, "row", "0", str(unit.length), {}, "    ")
             yield "  }\n}\n"
             return
@@ -473,94 +524,17 @@ class _Writer:
         load, by_row, by_depth = product.left
         m, n, k = product.rows, product.columns, product.depth
         self._flops += 2 * m * n * k
-        yield (
-            f"void {name}(const Run& run, const Group& group, int worker) {{\n"
-            "  i64 first, end;\n"
-            "  slice(group.count, worker, run.team->size, &first, &end);\n"
-            "  for (i64 row = first; row < end; ++row) {\n"
-            f"    const real* const left = {self._base(load, 'row')} + {load.index.offset};\n"
-            f"    real* const out = {self._temporary(product.name, 'row')};\n"
+        right = ", ".join(
+            f"{{{self._base(part, 'row')} + {part.index.offset}, {count}}}"
+            for part, count in product.right
         )
-        if n == 1:
-            (right, _), *others = product.right
-            if others or by_depth != 1:
-                yield f"    for (i64 i = 0; i < {m}; ++i) out[i] = 0;\n"
-                at = 0
-                for right, count in product.right:
-                    yield (
-                        f"    {{ const real* const b = {self._base(right, 'row')} + "
-                        f"{right.index.offset};\n"
-                        f"    for (i64 k = 0; k < {count}; ++k)\n"
-                        f"      for (i64 i = 0; i < {m}; ++i)\n"
-                        f"        out[i] += left[i * {by_row} + (k + {at}) * {by_depth}] * b[k];"
-                        " }\n"
-                    )
-                    at += count
-            else:
-                yield (
-                    f"    const real* const b = {self._base(right, 'row')} + "
-                    f"{right.index.offset};\n"
-                    f"    for (i64 i = 0; i < {m}; ++i) {{\n"
-                    "      vec total = {};\n      i64 k = 0;\n"
-                    f"      for (; k + kLanes <= {k}; k += kLanes) {{\n"
-                    "        vec u, v;\n"
-                    f"        __builtin_memcpy(&u, left + i * {by_row} + k, sizeof u);\n"
-                    "        __builtin_memcpy(&v, b + k, sizeof v);\n"
-                    "        total += u * v;\n      }\n"
-                    "      real sum = 0;\n"
-                    "      for (int lane = 0; lane < kLanes; ++lane) sum += total[lane];\n"
-                    f"      for (; k < {k}; ++k) sum += left[i * {by_row} + k] * b[k];\n"
-                    "      out[i] = sum;\n    }\n"
-                )
-            yield "  }\n}\n"
-            return
-        parts = []
-        at = 0
-        for number, (right, count) in enumerate(product.right):
-            yield (
-                f"    const real* const b{number} = {self._base(right, 'row')} + "
-                f"{right.index.offset};\n"
-            )
-            parts.append((number, at, count))
-            at += count
-        rows, vectors = 4, 4
         yield (
-            f"    for (i64 j = 0; j < {n}; j += kLanes * {vectors}) {{\n"
-            f"      const bool whole = j + kLanes * {vectors} <= {n};\n"
-            f"      for (i64 i = 0; i < {m}; i += {rows}) {{\n"
-            f"        const int count = {m} - i < {rows} ? int({m} - i) : {rows};\n"
-            f"        if (whole && count == {rows}) {{\n"
-            f"          vec sum[{rows}][{vectors}] = {{}};\n"
+            f"void {name}{_EACH_ROW}"
+            f"    const Rows right[] = {{{right}}};\n"
+            f"    matrix<{m}, {n}, {k}, {by_row}, {by_depth}>(\n"
+            f"        {self._temporary(product.name, 'row')},\n"
+            f"        {self._base(load, 'row')} + {load.index.offset}, right);\n  }}\n}}\n"
         )
-        for number, first, count in parts:
-            yield (
-                f"          for (i64 k = 0; k < {count}; ++k) {{\n"
-                f"            vec b[{vectors}];\n"
-                f"            __builtin_memcpy(b, b{number} + k * {n} + j, sizeof b);\n"
-                f"#pragma GCC unroll {rows}\n"
-                f"            for (int r = 0; r < {rows}; ++r) {{\n"
-                f"              const vec a = left[(i + r) * {by_row} + (k + {first}) * {by_depth}]"
-                " - vec{};\n"
-                f"#pragma GCC unroll {vectors}\n"
-                f"              for (int v = 0; v < {vectors}; ++v) sum[r][v] += a * b[v];\n"
-                "            }\n          }\n"
-            )
-        yield (
-            f"          for (int r = 0; r < {rows}; ++r)\n"
-            f"            __builtin_memcpy(out + (i + r) * {n} + j, sum[r], sizeof sum[r]);\n"
-            "          continue;\n        }\n"
-            "        for (int r = 0; r < count; ++r)\n"
-            f"          for (i64 l = j; l < {n} && l < j + kLanes * {vectors}; ++l) {{\n"
-            "            real sum = 0;\n"
-        )
-        for number, first, count in parts:
-            yield (
-                f"            for (i64 k = 0; k < {count}; ++k)\n"
-                f"              sum += left[(i + r) * {by_row} + (k + {first}) * {by_depth}] * "
-                f"b{number}[k * {n} + l];\n"
-            )
-        yield f"            out[(i + r) * {n} + l] = sum;\n          }}\n      }}\n"
-        yield "    }\n  }\n}\n"
 
 
 def _joined(unit: Unit) -> list[tuple[list[Product], tuple[int, ...]]]:
@@ -573,8 +547,5 @@ def _joined(unit: Unit) -> list[tuple[list[Product], tuple[int, ...]]]:
 
 
 def _literal(number: float) -> str:
-    if math.isnan(number):
-        return "NAN"
-    if math.isinf(number):
-        return "INFINITY" if number > 0 else "-INFINITY"
-    return repr(float(number))
+    text = repr(float(number))
+    return {"nan": "NAN", "inf": "INFINITY", "-inf": "-INFINITY"}.get(text, text)

@@ -52,10 +52,6 @@ class Weights:
             found[name] = owner._buffers[last] if tensor is None else tensor
         return found
 
-    def used(self) -> list[str]:
-        """Return the names of those that were seen."""
-        return sorted(set(self._names.values()))
-
 
 def evaluate(
     shape: Shape,

@@ -53,7 +53,8 @@ class Explanation:
 def explain(net: RecursiveNet, structures: Sequence[Any], *, gains: bool = False) -> Explanation:
     """Describe a request, see `RecursiveNet.explain`."""
     order = net.linearize(structures)
-    kernel, packed = net.inference_kernel()
+    compiled, packed = net.inference_kernel(net.weights.current())
+    kernel = compiled.kernel
     parts = net.launch_groups(order)
     masks = 1 << net.mask_slots
     barriers = weight_bytes = flops = 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -23,7 +25,7 @@ from slipstream.techniques.recursive.evaluation import (
     vocabulary,
     word_table,
 )
-from slipstream.techniques.recursive.lowering import Constants, Lowered, lower
+from slipstream.techniques.recursive.lowering import Constants, Lowered, cut, lower
 from slipstream.techniques.recursive.native_reading import native_reader
 from slipstream.techniques.recursive.reading import UnknownShapeError, one_word, reader
 from slipstream.techniques.recursive.stages import (
@@ -163,7 +165,7 @@ class _Facts:
     leaf: int | None
     sizes: tuple[int | None, ...]
     looked_up: tuple[int | None, ...]
-    tabled: np.ndarray[Any, np.dtype[np.uint8]]
+    tabled: npt.NDArray[np.uint8]
     mask_slots: int
     slots: int
 
@@ -181,7 +183,7 @@ class Packed:
     """Pointers for the current weights, and what keeps their memory alive."""
 
     version: tuple[Any, ...]
-    pointers: np.ndarray[Any, np.dtype[np.int64]]
+    pointers: npt.NDArray[np.int64]
     tables: dict[int, torch.Tensor]
     memory: list[Any] = field(default_factory=list)
     leaf_tables: list[torch.Tensor] = field(default_factory=list)
@@ -222,6 +224,11 @@ class RecursiveNet:
         return self._tracer.states
 
     @property
+    def state_widths(self) -> list[int]:
+        """Elements of each state of a node."""
+        return [math.prod(shape) for shape in self.state_shapes]
+
+    @property
     def state_tree(self) -> Any:
         """Nesting of the states in what the model returns, see `torch.utils._pytree`."""
         return self._tracer.state_tree
@@ -255,11 +262,11 @@ class RecursiveNet:
         """Number of children for which nodes with leaves there have separate code."""
         return self._facts.mask_slots
 
-    def inference_kernel(self) -> tuple[Kernel, Packed]:
-        """Return the kernel without gradients, and its memory for the current weights."""
+    def inference_kernel(self, tensors: dict[str, torch.Tensor]) -> tuple[Compiled, Packed]:
+        """Return the kernel without gradients, and its memory for the weights `tensors`."""
         if self._generated is None:
             self._generated = self._generate()
-        return self._generated.kernel, self._pack(self._generated, self.weights.current())
+        return self._generated, self._pack(self._generated.kernel, tensors)
 
     # Structures.
 
@@ -320,7 +327,9 @@ class RecursiveNet:
                     remedy="pass structures that were read for this compiled model",
                 )  # fmt: skip
             return structures
-        by_arity = np.full(max([k.arity for k in self.kinds], default=0) + 1, -1, np.int32)
+        arity = structures.arity
+        most = max([*(kind.arity for kind in self.kinds), int(arity.max(initial=0))])
+        by_arity = np.full(most + 1, -1, np.int32)
         for number, kind in enumerate(self.kinds):
             if by_arity[kind.arity] >= 0 or not one_word(kind.shape):
                 raise InvalidArgumentError(
@@ -328,10 +337,7 @@ class RecursiveNet:
                     remedy="set Structures.kind, or pass objects",
                 )  # fmt: skip
             by_arity[kind.arity] = number
-        arity = structures.arity
-        unknown = np.flatnonzero(arity >= len(by_arity))
-        if not len(unknown):
-            unknown = np.flatnonzero(by_arity[arity] < 0)
+        unknown = np.flatnonzero(by_arity[arity] < 0)
         if len(unknown):
             node = int(unknown[0])
             raise StructureError(
@@ -381,7 +387,7 @@ class RecursiveNet:
 
     def _generate(self) -> Compiled:
         masks = 1 << self._facts.mask_slots
-        variants, kind_of, leaf_widths = {}, {}, {}
+        variants, leaf_widths = {}, {}
         for number, kind in enumerate(self.kinds):
             of_leaves = leaf_products(kind)
             children = {child for child, *_ in of_leaves}
@@ -392,18 +398,16 @@ class RecursiveNet:
                 useful = sum(1 << c for c in range(kind.arity) if mask >> c & 1 and c in children)
                 equations = with_leaf_children(kind, useful) if useful else kind
                 variants[number * masks + mask] = staged(equations, fuse=self.passes.fuse)
-                kind_of[number * masks + mask] = number
-        return self.compiled(variants, kind_of, masks, leaf_widths)
+        return self.compiled(variants, masks, leaf_widths)
 
     def compiled(
-        self, variants: Mapping[int, Staged], kind_of: Mapping[int, int] | None = None,
-        masks: int = 1, leaf_widths: Mapping[tuple[int, str], int] | None = None,
+        self, variants: Mapping[int, Staged], masks: int = 1,
+        leaf_widths: Mapping[tuple[int, str], int] | None = None,
     ) -> Compiled:  # fmt: skip
         """Generate and compile a kernel, see `emit`; by default, variants are kinds."""
-        widths = [int(np.prod(shape)) for shape in self.state_shapes]
-        tables = {number: kind.table_width for number, kind in enumerate(self.kinds)}
+        tables = [kind.table_width for kind in self.kinds]
         kernel = emit(
-            variants, kind_of or {n: n for n in variants}, masks, widths, tables, leaf_widths or {},
+            variants, masks, self.state_widths, tables, leaf_widths or {},
             double=self.dtype == torch.float64, half=self._half,
             single_row=not (self.passes.specialize and self.passes.batch),
         )  # fmt: skip
@@ -414,11 +418,10 @@ class RecursiveNet:
 
     # Weights.
 
-    def _pack(self, generated: Compiled, tensors: dict[str, torch.Tensor]) -> Packed:
-        version = self._version(tensors)
-        packed = self._packed
-        if packed is not None and packed.version == version:
-            return packed
+    def _pack(self, kernel: Kernel, tensors: dict[str, torch.Tensor]) -> Packed:
+        version = tuple((tensor.data_ptr(), tensor._version) for tensor in tensors.values())
+        if self._packed is not None and self._packed.version == version:
+            return self._packed
         with torch.no_grad():
             values = [constant_value(c, self.weights, tensors) for c in self.constants.items]
             tables: dict[int, torch.Tensor] = {}
@@ -427,35 +430,23 @@ class RecursiveNet:
                 if size is not None:
                     words = [torch.arange(size)]
                     tables[number] = _not_nan(word_table(kind, self.weights, tensors, words))
-            packed = Packed(version, np.zeros(len(generated.kernel.pointers), np.int64), tables)
-            for place, (name, *rest) in enumerate(generated.kernel.pointers):
-                memory: Any = None
-                if name == "constant":
-                    memory = values[rest[0]].contiguous()
-                elif name == "panel":
-                    memory = self.panel(rest[0], values)
-                elif name == "table" and rest[0] in tables:
-                    memory = tables[rest[0]]
-                elif name == "leaf":
-                    memory = self._leaf_table(rest[0], rest[1], values, tables)
-                    packed.leaf_tables.append(memory)
-                if memory is not None:
-                    packed.memory.append(memory)
-                    packed.pointers[place] = _address(memory)
+            packed = Packed(version, np.zeros(len(kernel.pointers), np.int64), tables)
+
+            def leaf(kind: int, name: str) -> torch.Tensor:
+                packed.leaf_tables.append(self._leaf_table(kind, name, values, tables))
+                return packed.leaf_tables[-1]
+
+            packed.memory = point(packed.pointers, kernel, {
+                "constant": lambda number: values[number].contiguous(),
+                "panel": lambda panel: self.panel(panel, values),
+                "table": tables.get, "leaf": leaf,
+            })  # fmt: skip
         self._packed = packed
         return packed
 
-    def _version(self, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
-        return tuple(
-            (tensors[name].data_ptr(), tensors[name]._version) for name in self.weights.used()
-        )
-
     def panel(self, panel: Panel, values: Sequence[torch.Tensor]) -> Any:
         """Return a packed weight, from the values of all constants."""
-        weight = _two_dimensional(values[panel.constant])
-        if panel.columns_first:
-            weight = weight.T
-        array = weight.detach().numpy()
+        array = _matrix(values[panel.constant], panel.columns_first).detach().numpy()
         return pack(
             array[panel.first : panel.first + panel.depth], panel.offsets, panel.columns,
             panel.width, half=self._half,
@@ -469,25 +460,15 @@ class RecursiveNet:
         for child, product, load_, first, length in leaf_products(self.kinds[kind]):
             if name != f"{product.name}of{child}at{first}":
                 continue
-            weight = _two_dimensional(values[product.weight])
-            if product.columns_first:
-                weight = weight.T
-            weight = weight[first : first + length]
-            states = self._leaf_states(leaf, tables[leaf])[int(load_.buffer[1:])]
-            columns = states[:, load_.index.offset : load_.index.offset + length]
-            return (columns @ weight).contiguous()
-        raise AssertionError(name)
-
-    def _leaf_states(self, leaf: int, table: torch.Tensor) -> list[torch.Tensor]:
-        """Return the states of all words; each is a range of the table's columns."""
-        states = []
-        for pieces in self.kinds[leaf].states:
+            weight = _matrix(values[product.weight], product.columns_first)[first : first + length]
+            # States of leaves are ranges of the table's columns.
+            state, column = self.kinds[leaf].states[int(load_.buffer[1:])], load_.index.offset
             parts = [
-                table[:, value.index.offset : value.index.offset + length]  # type: ignore[union-attr]
-                for value, length in pieces
+                tables[leaf][:, value.index.offset : value.index.offset + count]  # type: ignore[union-attr]
+                for value, count in cut(state, column, column + length)
             ]
-            states.append(torch.cat(parts, 1))
-        return states
+            return (torch.cat(parts, 1) @ weight).contiguous()
+        raise AssertionError(name)
 
     # Calls.
 
@@ -530,30 +511,26 @@ class RecursiveNet:
     def _infer(
         self, linearized: Linearized, tensors: dict[str, torch.Tensor]
     ) -> list[torch.Tensor]:
-        nodes = linearized.nodes
-        if self._generated is None:
-            self._generated = self._generate()
-        generated, packed = self._generated, self._pack(self._generated, tensors)
-        states = [torch.empty(nodes, int(np.prod(s)), dtype=self.dtype) for s in self.state_shapes]
-        if nodes == 0:
+        generated, packed = self.inference_kernel(tensors)
+        states = self.empty_states(linearized)
+        if linearized.nodes == 0:
             return states
         word, tables = self.tables(linearized, tensors, packed.tables)
         pointers = packed.pointers.copy()
-        child, step = linearized.child_of.ctypes.data, linearized.nodes * 4
-        for place, (name, *rest) in enumerate(generated.kernel.pointers):
-            if name == "state":
-                pointers[place] = states[rest[0]].data_ptr()
-            elif name == "child":
-                pointers[place] = child + step * rest[0]
-            elif name == "word":
-                pointers[place] = word.ctypes.data
-            elif name == "table" and rest[0] in tables:
-                pointers[place] = tables[rest[0]].data_ptr()
+        point(pointers, generated.kernel, {
+            "state": states.__getitem__, "child": linearized.child_of.__getitem__,
+            "word": lambda: word, "table": tables.get,
+        })  # fmt: skip
         self.barriers = self.launches = 0
         for groups in self.launch_groups(linearized):
             self.barriers += self.launch(generated, groups, pointers, self.workers)
             self.launches += 1
         return states
+
+    def empty_states(self, linearized: Linearized) -> list[torch.Tensor]:
+        """Return uninitialised states of all nodes, [nodes, width] each."""
+        widths = self.state_widths
+        return [torch.empty(linearized.nodes, width, dtype=self.dtype) for width in widths]
 
     def launch_groups(self, linearized: Linearized) -> list[Int32s]:
         """Return the groups of each call of the kernel."""
@@ -591,11 +568,7 @@ class RecursiveNet:
         self, linearized: Linearized, tensors: Mapping[str, torch.Tensor],
         present: Collection[int],
     ) -> tuple[Int32s, dict[int, torch.Tensor]]:  # fmt: skip
-        """Return the row of each node in its kind's table, and tables of kinds not in `present`.
-
-        Raises:
-            StructureError: a word is out of range.
-        """
+        """Return the row of each node in its kind's table, and tables of kinds not in `present`."""
         word, tables = linearized.word, {}
         for kind in set(linearized.groups[:, 1].tolist()):
             lowered = self.kinds[kind]
@@ -622,14 +595,13 @@ class RecursiveNet:
         return word, tables
 
     def _check_words(self, linearized: Linearized, kind: int, size: int) -> None:
-        for _, of_kind, _, first, count in linearized.groups.tolist():
-            if of_kind != kind:
-                continue
-            words = linearized.word[first : first + count]
+        groups = linearized.groups
+        for first, count in groups[groups[:, 1] == kind, 3:].tolist():
             # As unsigned numbers, negative ones are out of range too.
-            if words.view(np.uint32).max() < size:
+            words = linearized.word[first : first + count].view(np.uint32)
+            if words.max() < size:
                 continue
-            at = first + int(np.flatnonzero(words.view(np.uint32) >= size)[0])
+            at = first + int(np.flatnonzero(words >= size)[0])
             node = int(np.flatnonzero(linearized.place == at)[0])
             raise StructureError(
                 f"word {linearized.word[at]} of node {node} is not in 0 to {size - 1}", node,
@@ -637,26 +609,41 @@ class RecursiveNet:
             )  # fmt: skip
 
 
-def _not_nan(table: torch.Tensor) -> torch.Tensor:
-    """Return a table of inputs, after checking its values.
+def point(
+    pointers: npt.NDArray[np.int64], kernel: Kernel, memory_of: Mapping[str, Callable[..., Any]]
+) -> list[Any]:
+    """Set pointers of a kernel, see `Kernel`.
 
-    Raises:
-        RecursiveModelError: a value is not a number.
+    Args:
+        memory_of: by the first part of a pointer's name, a function that returns a tensor, an array
+            or None for the other parts; a pointer without memory remains.
+
+    Returns:
+        What must be kept alive.
     """
-    if table.isnan().any():
-        row = int(table.isnan().any(1).nonzero()[0])
+    used = []
+    for place, (name, *rest) in enumerate(kernel.pointers):
+        memory = memory_of[name](*rest) if name in memory_of else None
+        if memory is not None:
+            used.append(memory)
+            is_tensor = isinstance(memory, torch.Tensor)
+            pointers[place] = memory.data_ptr() if is_tensor else memory.ctypes.data
+    return used
+
+
+def _not_nan(table: torch.Tensor) -> torch.Tensor:
+    """Return a table of inputs, after checking its values."""
+    rows = table.isnan().any(1).nonzero()
+    if len(rows):
         raise RecursiveModelError(
             "what a node computes from its word alone, or from its tensors, is not a number",
-            where=f"row {row} of {len(table)}", remedy="check the embedding and the inputs",
+            where=f"row {int(rows[0])} of {len(table)}",
+            remedy="check the embedding and the inputs",
         )  # fmt: skip
     return table.contiguous()
 
 
-def _two_dimensional(weight: torch.Tensor) -> torch.Tensor:
-    return weight.reshape(weight.shape[-2:]) if weight.dim() > 1 else weight.reshape(-1, 1)
-
-
-def _address(memory: Any) -> int:
-    if isinstance(memory, torch.Tensor):
-        return memory.data_ptr()
-    return int(memory.ctypes.data)
+def _matrix(weight: torch.Tensor, columns_first: bool) -> torch.Tensor:
+    """Return a constant as [K, columns]."""
+    weight = weight.reshape(weight.shape[-2:] if weight.dim() > 1 else (-1, 1))
+    return weight.T if columns_first else weight

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,11 @@ from torch.autograd.function import once_differentiable
 
 from slipstream.codegen.program import Load
 from slipstream.techniques.recursive.backward import Backward, backward_of
-from slipstream.techniques.recursive.emission import Kernel
 from slipstream.techniques.recursive.evaluation import constant_value
 from slipstream.techniques.recursive.lowering import Product
+from slipstream.techniques.recursive.net import Compiled, RecursiveNet, point
 from slipstream.techniques.recursive.stages import staged
 from slipstream.techniques.recursive.structures import Int32s, Linearized
-
-if TYPE_CHECKING:
-    from slipstream.techniques.recursive.net import Compiled, RecursiveNet
 
 Buffers = dict[tuple[int, str], torch.Tensor]
 """Rows of all nodes, [nodes, width], by kind and name."""
@@ -39,13 +36,8 @@ class Trainer:
 
     @classmethod
     def of(cls, net: RecursiveNet) -> Trainer:
-        """Generate and compile the kernels.
-
-        Raises:
-            RecursiveModelError: an operation has no gradient.
-        """
-        widths = [int(np.prod(shape)) for shape in net.state_shapes]
-        kinds = [backward_of(kind, widths) for kind in net.kinds]
+        """Generate and compile the kernels."""
+        kinds = [backward_of(kind, net.state_widths) for kind in net.kinds]
         return cls(
             kinds,
             net.compiled({n: staged(kind.forward) for n, kind in enumerate(kinds)}),
@@ -87,35 +79,24 @@ class _Request:
         workers: int | None,
     ) -> None:
         """Call a kernel; buffers that it stores are added to `saved`."""
+
+        def stored(kind: int, buffer: str) -> torch.Tensor:
+            equations = self.trainer.kinds[kind]
+            width = {**equations.forward.saved, **equations.equations.saved}[buffer]
+            empty = torch.empty(self.linearized.nodes, width, dtype=self.net.dtype)
+            return saved.setdefault((kind, buffer), empty)
+
         tables = dict(zip(self.tabled, inputs[self.constants :], strict=True))
-        memory: list[Any] = []
-        kernel: Kernel = compiled.kernel
-        pointers = np.zeros(len(kernel.pointers), np.int64)
-        for place, (name, *rest) in enumerate(kernel.pointers):
-            tensor: Any
-            if name == "saved":
-                kind, buffer = rest
-                equations = self.trainer.kinds[kind]
-                width = {**equations.forward.saved, **equations.equations.saved}[buffer]
-                shape = (self.linearized.nodes, width)
-                tensor = saved.setdefault((kind, buffer), torch.empty(shape, dtype=self.net.dtype))
-            elif name == "table":
-                tensor = tables[rest[0]]
-            elif name == "word":
-                tensor = self.word
-            elif name == "panel":
-                tensor = self.net.panel(rest[0], inputs)
-            elif name == "constant":
-                tensor = inputs[rest[0]].contiguous()
-            else:
-                arrays: dict[str, Any] = {
-                    "state": states, "gradient": gradients, "child": self.linearized.child_of
-                }  # fmt: skip
-                tensor = arrays[name][rest[0]]
-            memory.append(tensor)
-            is_tensor = isinstance(tensor, torch.Tensor)
-            pointers[place] = tensor.data_ptr() if is_tensor else tensor.ctypes.data
+        pointers = np.zeros(len(compiled.kernel.pointers), np.int64)
+        alive = point(pointers, compiled.kernel, {
+            "saved": stored, "table": tables.get, "word": lambda: self.word,
+            "panel": lambda panel: self.net.panel(panel, inputs),
+            "constant": lambda number: inputs[number].contiguous(),
+            "state": states.__getitem__, "gradient": gradients.__getitem__,
+            "child": self.linearized.child_of.__getitem__,
+        })  # fmt: skip
         self.net.launch(compiled, groups, pointers, workers)
+        del alive
 
 
 class _States(torch.autograd.Function):
@@ -123,10 +104,7 @@ class _States(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, request: _Request, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        net, nodes = request.net, request.linearized.nodes
-        states = [
-            torch.empty(nodes, int(np.prod(shape)), dtype=net.dtype) for shape in net.state_shapes
-        ]
+        net, states = request.net, request.net.empty_states(request.linearized)
         groups = request.linearized.groups.copy()
         groups[:, 2] = 0
         ctx.request, ctx.groups, ctx.saved = request, groups, {}
@@ -173,8 +151,8 @@ def _add_constants(
     saved: Buffers,
 ) -> None:
     """Add the gradients of constants from all nodes of a kind."""
-    rows = torch.from_numpy(request.numbers[kind]).long()
-    contiguous = len(rows) == int(rows[-1] - rows[0]) + 1 and bool((rows[1:] > rows[:-1]).all())
+    rows = torch.from_numpy(request.numbers[kind]).long()  # ascending
+    contiguous = len(rows) == int(rows[-1] - rows[0]) + 1
 
     def chosen(buffer: torch.Tensor) -> torch.Tensor:
         if contiguous:
@@ -216,6 +194,4 @@ def _add_constants(
     for number, places in backward.constants.items():
         flat = gradient_of(number).view(-1)
         for at, buffer, column, length in places:
-            flat[at : at + length] += chosen(saved[kind, buffer])[:, column : column + length].sum(
-                0
-            )
+            flat[at : at + length] += chosen(saved[kind, buffer])[:, column:][:, :length].sum(0)
