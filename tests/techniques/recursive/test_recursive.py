@@ -165,6 +165,31 @@ def test_elementwise_operations_have_autograds_gradients() -> None:
         assert (found - reference).norm() <= 1e-9 * reference.norm()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.div(x, x + 2, rounding_mode="floor"),
+        lambda x: x - x.max(),
+        lambda x: x.repeat(1),
+    ],
+)
+def test_an_operator_without_equations_is_refused(function: Any) -> None:
+    class Applied(cells.TreeFC):
+        def internal(self, children: Any, word: Any) -> Any:
+            return (function(self.joined(torch.cat([state for (state,) in children]))),)
+
+    with pytest.raises(recursive.RecursiveModelError, match="cannot use the operator"):
+        recursive.compile(Applied(WORDS, HIDDEN), [tree(random.Random(2), 3, 2)])
+
+
+def test_gradients_do_not_need_nodes_of_every_kind() -> None:
+    model, rng = cells.DAGRNN(WORDS, HIDDEN), random.Random(2)
+    net, leaf = recursive.compile(model, [grid(rng, 3)]), cells.TreeNode(word=1)
+    (ours,) = torch.autograd.grad(net([leaf]).roots[0].sum(), [model.joined.bias])
+    (expected,) = torch.autograd.grad(model(leaf)[0].sum(), [model.joined.bias])
+    torch.testing.assert_close(ours, expected)
+
+
 def test_a_model_without_gradients_here_says_why() -> None:
     trees = [tree(random.Random(3), 4, 2)]
     with pytest.raises(recursive.RecursiveModelError, match="two matrices of a node"):

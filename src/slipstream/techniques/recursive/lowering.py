@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch.fx import Node
 
@@ -120,7 +120,6 @@ class Lowered:
         arity: number of children.
         states: by state, pieces of its flat row.
         products, temporaries: what must be stored, in an order in which it can be computed.
-        constants: by number.
         inputs: nodes of the trace that depend on the node's words alone, with the first column of
             each in the kind's table.
         table_width: columns of the table.
@@ -175,35 +174,22 @@ class Value:
 
 
 _J = (("j", 1),)
-_SAME = {
-    "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "alias", "detach", "clone",
-    "contiguous", "lift_fresh_copy", "_to_copy", "flatten",
-}  # fmt: skip
+# Composite operators, such as reshape or linear, are decomposed before they are traced.
 _UNARY = {
     "sigmoid", "tanh", "relu", "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "abs", "erf",
-    "silu", "square",
+    "silu",
 }  # fmt: skip
 _BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "maximum": "max", "minimum": "min",
-    "gt": "gt", "ge": "ge", "lt": "lt", "le": "le", "eq": "eq", "ne": "ne", "rsub": "rsub",
-    "where": "where",
+    "gt": "gt", "ge": "ge", "lt": "lt", "le": "le", "eq": "eq", "ne": "ne", "where": "where",
 }  # fmt: skip
 
 _RANDOM = {"empty_like", "bernoulli", "rand_like", "native_dropout"}
 
 
-def state(number: int, child: int, offset: int = 0) -> Load:
-    """Return an element of a child's state."""
-    return Load(f"s{number}", Index(_J, offset, (f"child{child}", Index((("n", 1),)))))
-
-
 def table(offset: int) -> Load:
     """Return an element of the kind's table, in the row of the node's word."""
     return Load("table", Index(_J, offset, ("word", Index((("n", 1),)))))
-
-
-def constant(number: int, offset: int = 0) -> Load:
-    return Load(f"c{number}", Index(_J, offset))
 
 
 def row(name: str, width: int, offset: int = 0) -> Load:
@@ -275,7 +261,8 @@ class _Lowering:
                 if number < inside:
                     of_state = number % per
                     dims = self._states[of_state]
-                    piece = (state(of_state, number // per), math.prod(dims))
+                    child = (f"child{number // per}", Index((("n", 1),)))
+                    piece = (Load(f"s{of_state}", Index(_J, 0, child)), math.prod(dims))
                     self._values[node] = Value(tuple(dims), (piece,))
                 else:
                     self._of_word.add(node)
@@ -314,16 +301,17 @@ class _Lowering:
         if isinstance(argument, (int, float, bool)):
             return Value((), ((Const(float(argument)), 1),))
         if argument in self._values:
-            known = self._values[argument]
-            assert isinstance(known, Value)
-            return known
+            value_of_node: Value = self._values[argument]
+            return value_of_node
         dims = _dims(argument)
+        value: Expr
         if argument in self._of_word:
-            return Value(dims, ((self._word_input(argument, math.prod(dims)), math.prod(dims)),))
-        if _name(argument) in ("zeros", "zeros_like", "new_zeros"):
-            return Value(dims, ((Const(0.0, absent=True), math.prod(dims)),))
-        number = self._constant(argument)
-        return Value(dims, ((constant(number), math.prod(dims)),))
+            value = self._word_input(argument, math.prod(dims))
+        elif _name(argument) in ("zeros", "zeros_like", "new_zeros"):
+            value = Const(0.0, absent=True)
+        else:
+            value = Load(f"c{self._constant(argument)}", Index(_J))
+        return Value(dims, ((value, math.prod(dims)),))
 
     def _word_input(self, node: Node, size: int) -> Load:
         for known, column in self._out.inputs:
@@ -334,39 +322,29 @@ class _Lowering:
         return table(self._out.table_width - size)
 
     def _constant(self, node: Node) -> int:
-        key = self._key(node)
-        return self._constants.number(Constant(key, _dims(node), self._shape, node))
+        return self._constants.number(Constant(self._key(node), _dims(node), self._shape, node))
 
-    def _key(self, node: Node) -> str:
-        if node not in self._keys:
-            if node.op == "get_attr":
-                tensor = getattr(self._shape.module, str(node.target))
-                self._keys[node] = f"{id(tensor)}"
-            else:
-                parts = [self._key(a) if isinstance(a, Node) else _text(self, a) for a in node.args]
-                self._keys[node] = f"{node.target}({', '.join(parts)}, {node.kwargs})"
-        return self._keys[node]
+    def _key(self, argument: Any) -> str:
+        if isinstance(argument, (list, tuple)):
+            return f"[{', '.join(map(self._key, argument))}]"
+        if not isinstance(argument, Node):
+            return repr(argument)
+        if argument.op == "get_attr":
+            return f"{id(getattr(self._shape.module, str(argument.target)))}"
+        if argument not in self._keys:
+            key = f"{argument.target}({self._key(argument.args)}, {argument.kwargs})"
+            self._keys[argument] = key
+        return self._keys[argument]
 
     def _operator(self, node: Node, name: str) -> Any:
-        args: Any = node.args
         if node.target is operator.getitem:
-            return self._values[args[0]][args[1]]
-        if name in _SAME:
-            return self._same(node)
-        if name in ("t", "transpose", "permute"):
-            return self._turned(node)
-        if name in ("cat", "stack"):
-            return self._joined(node, name)
-        if name in ("split", "split_with_sizes", "chunk", "unbind", "slice", "select", "narrow"):
-            return self._part(node, name)
-        if name in ("sum", "mean", "amax", "amin", "max", "min"):
-            return self._reduced(node, name)
-        if name in ("expand", "expand_as", "broadcast_to"):
-            return Value(_dims(node), tuple(_expanded(self._value(args[0]), _dims(node))))
-        if name in ("mm", "addmm", "mv", "addmv", "bmm", "dot", "linear"):
-            return self._product(node, name)
+            source, number = cast("tuple[Node, int]", node.args)
+            return self._values[source][number]
+        for names, method in self._METHODS.items():
+            if name in names:
+                return method(self, node, name)
         if name in _UNARY:
-            return self._mapped(node, lambda x: apply(name, x), args[0])
+            return self._mapped(node, lambda x: apply(name, x), node.args[0])
         return self._elementwise(node, name)
 
     def _mapped(self, node: Node, function: Callable[..., Expr], *args: Any) -> Value:
@@ -378,10 +356,9 @@ class _Lowering:
         args: list[Any] = list(node.args)
         if name in ("add", "sub", "rsub") and node.kwargs.get("alpha", 1) != 1:
             alpha = float(cast("float", node.kwargs["alpha"]))
-            op = _BINARY[name]
             if name == "rsub":
                 raise NotImplementedError("alpha")
-            return self._mapped(node, lambda a, b: apply(op, a, apply("mul", b, alpha)), *args)
+            return self._mapped(node, lambda a, b: apply(name, a, apply("mul", b, alpha)), *args)
         if name == "rsub":
             return self._mapped(node, lambda a, b: apply("sub", b, a), *args)
         if name == "pow" and args[1] == 2:
@@ -402,15 +379,20 @@ class _Lowering:
                 args[0],
             )  # fmt: skip
         op = _BINARY[name]
+        if node.kwargs.get("rounding_mode"):
+            raise NotImplementedError("rounding_mode")
         return self._mapped(node, lambda *e: apply(op, *e), *args)
 
-    def _same(self, node: Node) -> Value:
+    def _expand(self, node: Node, name: str) -> Value:
+        return Value(_dims(node), tuple(_expanded(self._value(node.args[0]), _dims(node))))
+
+    def _same(self, node: Node, name: str) -> Value:
         value = self._value(node.args[0])
         if value.turned:
             raise NotImplementedError("a view of a transposed matrix")
         return Value(_dims(node), value.pieces)
 
-    def _turned(self, node: Node) -> Value:
+    def _turned(self, node: Node, name: str) -> Value:
         value, dims = self._value(node.args[0]), _dims(node)
         before = [d for d in value.shape if d > 1]
         after = [d for d in dims if d > 1]
@@ -423,8 +405,7 @@ class _Lowering:
     def _joined(self, node: Node, name: str) -> Value:
         tensors: Any = node.args[0]
         dims = _dims(node)
-        dim = int(cast("int", node.args[1])) if len(node.args) > 1 else 0
-        dim = dim % len(dims)
+        dim = (int(cast("int", node.args[1])) if len(node.args) > 1 else 0) % len(dims)
         outer = math.prod(dims[:dim])
         _check_parts(outer)
         values = [self._value(tensor) for tensor in tensors]
@@ -440,35 +421,27 @@ class _Lowering:
         value = self._value(node.args[0])
         _check_plain(value)
         arguments: Any = list(node.args[1:])
-        if name in ("slice", "select", "unbind"):
-            dim = int(arguments[0]) if arguments else 0
-        elif name == "narrow":
-            dim = int(arguments[0])
-        else:
-            dim = int(arguments[1]) if len(arguments) > 1 else 0
-        dim %= len(value.shape)
+        sized = name in ("split", "split_with_sizes")
+        sizes = arguments.pop(0) if sized else None
+        dim = (int(arguments.pop(0)) if arguments else 0) % len(value.shape)
         extent = value.shape[dim]
-        if name == "slice":
-            first, end, step = (arguments[1:] + [None] * 3)[:3]
-            if step not in (None, 1):
-                raise NotImplementedError("a slice with a step")
-            low, high, _ = slice(first, end).indices(extent)
+        if name in ("slice", "select"):
+            if name == "select":
+                low = int(arguments[0]) % extent
+                high = low + 1
+            else:
+                first, end, step = (arguments + [None] * 3)[:3]
+                if step not in (None, 1):
+                    raise NotImplementedError("a slice with a step")
+                low, high, _ = slice(first, end).indices(extent)
             return Value(_dims(node), tuple(_range(value, dim, low, high)))
-        if name in ("select", "narrow"):
-            first = int(arguments[1]) % extent
-            count = 1 if name == "select" else int(arguments[2])
-            return Value(_dims(node), tuple(_range(value, dim, first, first + count)))
-        if name == "split_with_sizes":
-            sizes = list(arguments[0])
-        else:
-            size = 1 if name == "unbind" else int(arguments[0])
-            if name == "chunk":
-                size = -(-extent // size)
+        if not isinstance(sizes, (list, tuple)):
+            size = sizes or 1
             sizes = [min(size, extent - at) for at in range(0, extent, size)]
         parts, at = [], 0
         for size in sizes:
             dims = list(value.shape)
-            dims[dim : dim + 1] = [] if name == "unbind" else [size]
+            dims[dim : dim + 1] = [size] if sized else []
             parts.append(Value(tuple(dims), tuple(_range(value, dim, at, at + size))))
             at += size
         return parts
@@ -477,9 +450,6 @@ class _Lowering:
         value = self._value(node.args[0])
         _check_plain(value)
         dims_arg: Any = node.args[1] if len(node.args) > 1 else list(range(len(value.shape)))
-        if name in ("max", "min") and isinstance(dims_arg, Node):
-            op = name
-            return self._mapped(node, lambda *e: apply(op, *e), *node.args[:2])
         chosen = [dims_arg] if isinstance(dims_arg, int) else list(dims_arg)
         real = [d % len(value.shape) for d in chosen if value.shape[d] > 1]
         if len(real) > 1:
@@ -499,39 +469,43 @@ class _Lowering:
                 return apply("mul", total, 1.0 / extent) if name == "mean" else total
 
             pieces = [(combined(*e), n) for e, n in aligned(*parts)]
-        if name in ("max", "min"):
-            first = node.meta["val"][0]
-            return [Value(tuple(first.shape), tuple(pieces)), None]
+        if name in ("max", "min") and len(node.args) > 1:
+            return [Value(tuple(node.meta["val"][0].shape), tuple(pieces)), None]
         return Value(_dims(node), tuple(pieces))
 
     def _product(self, node: Node, name: str) -> Value:
         args: list[Any] = list(node.args)
         bias: Any = args.pop(0) if name in ("addmm", "addmv") else None
-        if name == "linear" and len(args) > 2:
-            bias = args.pop(2)
         if any(node.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
             raise NotImplementedError("factors alpha or beta")
         dims = _dims(node)
         left, right = cast("tuple[Node, Node]", tuple(args))
-        left_of_node, right_of_node = left in self._values, right in self._values
         left_dims, right_dims = _matrix(left), _matrix(right)
-        if name == "linear":
-            right_dims = right_dims[::-1]
-        elif len(_dims(left)) == 1:
+        if len(_dims(left)) == 1:
             left_dims = left_dims[::-1]
-        if not right_of_node and right not in self._of_word:
-            result = self._rows(
-                self._value(left), left_dims, right, name == "linear", right_dims[1]
-            )
-        elif not left_of_node and left not in self._of_word and right_dims[1] == 1:
+        if right not in self._values and right not in self._of_word:
+            result = self._rows(self._value(left), left_dims, right, False, right_dims[1])
+        elif left not in self._values and left not in self._of_word and right_dims[1] == 1:
             result = self._rows(self._value(right), right_dims[::-1], left, True, left_dims[0])
         else:
             result = self._matrices(left, right, left_dims, right_dims)
-        value = Value(dims, tuple(result))
-        if bias is None:
-            return value
-        added = _expanded(self._value(bias), dims)
-        return Value(dims, tuple((apply("add", *e), n) for e, n in aligned(value.pieces, added)))
+        if bias is not None:
+            added = _expanded(self._value(bias), dims)
+            result = [(apply("add", *e), n) for e, n in aligned(result, added)]
+        return Value(dims, tuple(result))
+
+    _METHODS: ClassVar[dict[tuple[str, ...], Callable[[_Lowering, Node, str], Any]]] = {
+        (
+            "view", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach", "clone",
+            "lift_fresh_copy", "_to_copy",
+        ): _same,
+        ("t", "transpose", "permute"): _turned,
+        ("cat", "stack"): _joined,
+        ("split", "split_with_sizes", "unbind", "slice", "select"): _part,
+        ("sum", "mean", "amax", "amin", "max", "min"): _reduced,
+        ("expand",): _expand,
+        ("mm", "addmm", "mv", "addmv", "bmm", "dot"): _product,
+    }  # fmt: skip
 
     def _rows(
         self, value: Value, dims: tuple[int, int], weight: Node, columns_first: bool, columns: int
@@ -548,18 +522,15 @@ class _Lowering:
             if not inputs:
                 pieces.append((Const(0.0, absent=True), columns))
                 continue
-            product = Product(
-                f"p{len(self._out.products)}", number, columns_first, columns, tuple(inputs)
-            )
-            same = next(
-                (p for p in self._out.products if isinstance(p, Product)
-                 and (p.weight, p.columns_first, p.inputs)
-                 == (number, columns_first, product.inputs)), None
-            )  # fmt: skip
-            if same is None:
+            for other in self._out.products:
+                product = Product(other.name, number, columns_first, columns, tuple(inputs))
+                if product == other:
+                    break
+            else:
+                name = f"p{len(self._out.products)}"
+                product = Product(name, number, columns_first, columns, tuple(inputs))
                 self._out.products.append(product)
-                same = product
-            pieces.append((row(same.name, columns), columns))
+            pieces.append((row(product.name, columns), columns))
         return pieces
 
     def _inputs(self, pieces: list[Piece]) -> list[tuple[Load, int, int]]:
@@ -599,10 +570,6 @@ class _Lowering:
         self._out.temporaries.append(Temporary(name, value, length, 0, length))
         return row(name, length)
 
-    def _matrix_loads(self, value: Value, width: int) -> list[tuple[Load, int]]:
-        """Return the rows of a matrix, each range in one buffer."""
-        return [(load, length // width) for load, _, length in self._whole(value)]
-
     def _whole(self, value: Value) -> list[tuple[Load, int, int]]:
         inputs = self._inputs(list(value.pieces))
         if sum(length for _, _, length in inputs) != value.size:
@@ -623,7 +590,7 @@ class _Lowering:
         strides = (1, rows) if first.turned else (depth, 1)
         product = MatrixProduct(
             f"p{len(self._out.products)}", rows, columns, depth, (whole[0][0], *strides),
-            tuple(self._matrix_loads(second, columns)),
+            tuple((load, length // columns) for load, _, length in self._whole(second)),
         )  # fmt: skip
         self._out.products.append(product)
         return [(row(product.name, rows * columns), rows * columns)]
@@ -635,12 +602,6 @@ class _Lowering:
             self._out.temporaries.append(Temporary(name, piece, length, at, value.size))
             at += length
         return row(name, value.size)
-
-
-def _text(lowering: Any, argument: Any) -> str:
-    if isinstance(argument, (list, tuple)):
-        return "[" + ", ".join(_text(lowering, item) for item in argument) + "]"
-    return lowering._key(argument) if isinstance(argument, Node) else repr(argument)
 
 
 def _name(node: Node) -> str:
@@ -699,13 +660,12 @@ def _expanded(value: Value, dims: tuple[int, ...]) -> list[Piece]:
             raise NotImplementedError("a broadcast of a computed number")
         return [(shifted(value.pieces[0][0], 0, scalar=True), size)]
     shape = (1,) * (len(dims) - len(value.shape)) + value.shape
-    outer = math.prod(dims[:1])
-    _check_parts(outer)
     if len(dims) == 1:
         raise NotImplementedError("this broadcast")
+    _check_parts(dims[0])
     inner = math.prod(shape[1:])
     pieces: list[Piece] = []
-    for number in range(outer):
+    for number in range(dims[0]):
         at = 0 if shape[0] == 1 else number * inner
         part = Value(shape[1:], tuple(cut(value.pieces, at, at + inner)))
         pieces += _expanded(part, dims[1:])
