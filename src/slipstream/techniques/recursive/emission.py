@@ -8,10 +8,13 @@ level runs through the columns backwards, which finds the weights used last in t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream.codegen import PRELUDE
 from slipstream.codegen.ops import OPS
@@ -70,6 +73,28 @@ class Kernel:
         if name not in self.pointers:
             self.pointers.append(name)
         return self.pointers.index(name)
+
+
+def point(
+    pointers: npt.NDArray[np.int64], kernel: Kernel, memory_of: Mapping[str, Callable[..., Any]]
+) -> list[Any]:
+    """Set pointers of a kernel, see `Kernel`.
+
+    Args:
+        memory_of: by the first part of a pointer's name, a function that returns a tensor, an array
+            or None for the other parts; a pointer without memory remains.
+
+    Returns:
+        What must be kept alive.
+    """
+    used = []
+    for place, (name, *rest) in enumerate(kernel.pointers):
+        memory = memory_of[name](*rest) if name in memory_of else None
+        if memory is not None:
+            used.append(memory)
+            is_tensor = hasattr(memory, "data_ptr")
+            pointers[place] = memory.data_ptr() if is_tensor else memory.ctypes.data
+    return used
 
 
 _RUN = r"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from slipstream.codegen import load
 from slipstream.codegen.tile import pack
 from slipstream.errors import InvalidArgumentError
 from slipstream.native.family import structure
-from slipstream.techniques.recursive.emission import Kernel, Panel, emit
+from slipstream.techniques.recursive.emission import Kernel, Panel, emit, point
 from slipstream.techniques.recursive.evaluation import (
     Weights,
     constant_value,
@@ -607,28 +607,6 @@ class RecursiveNet:
                 f"word {linearized.word[at]} of node {node} is not in 0 to {size - 1}", node,
                 remedy="pass numbers of rows of the embedding",
             )  # fmt: skip
-
-
-def point(
-    pointers: npt.NDArray[np.int64], kernel: Kernel, memory_of: Mapping[str, Callable[..., Any]]
-) -> list[Any]:
-    """Set pointers of a kernel, see `Kernel`.
-
-    Args:
-        memory_of: by the first part of a pointer's name, a function that returns a tensor, an array
-            or None for the other parts; a pointer without memory remains.
-
-    Returns:
-        What must be kept alive.
-    """
-    used = []
-    for place, (name, *rest) in enumerate(kernel.pointers):
-        memory = memory_of[name](*rest) if name in memory_of else None
-        if memory is not None:
-            used.append(memory)
-            is_tensor = isinstance(memory, torch.Tensor)
-            pointers[place] = memory.data_ptr() if is_tensor else memory.ctypes.data
-    return used
 
 
 def _not_nan(table: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,11 +16,14 @@ from torch.autograd.function import once_differentiable
 
 from slipstream.codegen.program import Load
 from slipstream.techniques.recursive.backward import Backward, backward_of
+from slipstream.techniques.recursive.emission import point
 from slipstream.techniques.recursive.evaluation import constant_value
 from slipstream.techniques.recursive.lowering import Product
-from slipstream.techniques.recursive.net import Compiled, RecursiveNet, point
 from slipstream.techniques.recursive.stages import staged
 from slipstream.techniques.recursive.structures import Int32s, Linearized
+
+if TYPE_CHECKING:
+    from slipstream.techniques.recursive.net import Compiled, RecursiveNet
 
 Buffers = dict[tuple[int, str], torch.Tensor]
 """Rows of all nodes, [nodes, width], by kind and name."""
