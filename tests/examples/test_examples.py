@@ -43,6 +43,8 @@ FRAMEWORKS = {
 }
 # A task for `slipstream mlperf train`.
 TASK = "time_to_quality.py"
+# Functions for other commands; these examples do not train as scripts.
+LIBRARIES = {"loop_nests.py", "tree_lstm.py"}
 
 SMALL = {"batch_size": 2, "width": 8}
 FUNCTIONS = (
@@ -52,6 +54,7 @@ FUNCTIONS = (
     ("language_model.py", "make_workload", {**SMALL, "layers": 1, "context": 8}),
     ("lstm.py", "make_workload", {**SMALL, "length": 6}),
     ("recommender.py", "make_workload", {**SMALL, "films": 100}),
+    ("tree_lstm.py", "make_training", {"batch_size": 2}),
 )
 
 
@@ -77,7 +80,7 @@ def train(name: str, capsys: pytest.CaptureFixture[str]) -> list[float]:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ARGUMENTS, TASK}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ARGUMENTS, *LIBRARIES, TASK}
 
 
 def test_the_task_reaches_its_quality(tmp_path: Path) -> None:
@@ -107,9 +110,15 @@ def test_slipstream_records_and_predicts_it(
     made = runpy.run_path(str(EXAMPLES / name))[function](**sizes)
     graph = record(build_from(made, (), 0, name), steps=2)
     assert graph.samples == sizes["batch_size"]
-    assert graph.meta["training"] == (function == "make_workload")
+    assert graph.meta["training"] == (function != "make_inference")
     fused = predict(graph, ["fused_optimizer"], durations=NOTHING_TIMED)[0]
-    assert (fused.why_not is None) == (function == "make_workload")
+    assert (fused.why_not is None) == (function != "make_inference")
+
+
+def test_nests_are_programs() -> None:
+    nests = runpy.run_path(str(EXAMPLES / "loop_nests.py"))
+    assert len(nests["product"]().statements) == 1
+    assert len(nests["blur"]().statements) == 2
 
 
 def test_one_example_runs_from_a_shell(tmp_path: Path) -> None:

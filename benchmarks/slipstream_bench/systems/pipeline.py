@@ -200,7 +200,7 @@ def turns(micro_batches: int) -> dict[str, Turn]:
     """Return turns of equally many micro-batches of 64 rows with both schedules."""
     calls = {}
     for schedule in ("async", "gpipe"):
-        technique = Pipeline(2, micro_batches, schedule)  # type: ignore[arg-type]
+        technique = Pipeline(2, micro_batches, schedule)
         built = build_from(_parts(_ROWS * micro_batches), (technique,), 0, "bench")
 
         def call(step: object) -> None:

@@ -45,7 +45,7 @@ def predict(
         list[str],
         typer.Option(
             "-t", "--transform", metavar="STEPS",
-            help='Steps joined with +, such as "tile(i,j,32,64)+vectorise(j)"; repeat to compare.',
+            help='Steps joined with +, such as "interchange(j,k)+vectorise(j)"; repeat to compare.',
         ),
     ],
     model: _Model = None,

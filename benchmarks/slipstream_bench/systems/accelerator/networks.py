@@ -102,7 +102,8 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.body(x) + self.skip(x)).relu()
+        y: Tensor = self.body(x) + self.skip(x)
+        return y.relu()
 
 
 def resnet50() -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,9 @@ def pass_streams(
         samples = 1 if operand is Operand.WEIGHT else s.n
         for n, g in itertools.product(range(samples), range(s.groups)):
             streams = []
-            for index in range(results) if operand is Operand.WEIGHT else positions:
+            # A result channel for weights, a position otherwise.
+            indices: Iterable[Any] = range(results) if operand is Operand.WEIGHT else positions
+            for index in indices:
                 rows = []
                 for i, j in taps:
                     channels = range(g * reduced, (g + 1) * reduced)
