@@ -15,7 +15,7 @@ import numpy as np
 from slipstream.data import ORACLE_GENERAL, get
 from slipstream.engines.storage.policies import numbered
 from slipstream.engines.storage.traces import OPS, AccessTrace, TraceError
-from slipstream.errors import MissingExtraError, UsageError
+from slipstream.errors import SlipstreamError, UsageError
 from slipstream.files import opened, read_bytes
 
 _OBJECT = ("object", "object_id", "id", "key", "file.path", "path", "url.path", "http.url")
@@ -48,7 +48,7 @@ def import_trace(source: str, *, skip_bad: bool = False) -> AccessTrace:
     Raises:
         TraceError: the file is damaged; `where` has the line or byte.
         UsageError: the format is unknown.
-        MissingExtraError: protobuf files need opentelemetry-proto.
+        SlipstreamError: protobuf files need opentelemetry-proto.
     """
     if source.startswith("cache_traces:"):
         found = get("cache_traces", trace=source.partition(":")[2])
@@ -283,7 +283,11 @@ def _protobuf_spans(path: Path, bad: _Bad) -> Iterator[_Span]:
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
     except ImportError:
-        raise MissingExtraError("OTLP protobuf", "opentelemetry-proto", "storage") from None
+        # Not an extra: with this package alone installed, Ray's dashboard fails, and Ray with it.
+        raise SlipstreamError(
+            "OTLP protobuf needs opentelemetry-proto, which is not installed",
+            remedy="export JSON, or pip install opentelemetry-proto in an environment without Ray",
+        ) from None
     message = trace_service_pb2.ExportTraceServiceRequest()
     content = read_bytes(path, TraceError, most=_MAX_BYTES)
     try:
