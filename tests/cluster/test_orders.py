@@ -143,14 +143,14 @@ def test_invalid_orders_and_placements_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="before its forward pass"):
         Order(1, ((backward, forward, update),))
     order = ORDERS["gpipe"](2, 2)
-    here, there = Mesh(np.array([0]), ("stage",)), Mesh(np.array([1]), ("stage",))
+    first, second = Mesh(np.array([0]), ("stage",)), Mesh(np.array([1]), ("stage",))
     with pytest.raises(InvalidArgumentError, match="it is for 2 parts, but there are 1"):
-        Placement((Part("a", (), here, 4),), order)
+        Placement((Part("a", (), first, 4),), order)
     with pytest.raises(InvalidArgumentError, match="device 0 is in 'a' and 'b'"):
-        Placement((Part("a", (), here, 4), Part("b", ("x",), here, 4)), order)
+        Placement((Part("a", (), first, 4), Part("b", ("x",), first, 4)), order)
     with pytest.raises(InvalidArgumentError, match="a step of 'b' has 6 samples"):
-        Placement((Part("a", (), here, 4), Part("b", ("x",), there, 3)), order)
-    placement = Placement((Part("a", (), here, 4), Part("b", ("x",), there, 4)), order)
+        Placement((Part("a", (), first, 4), Part("b", ("x",), second, 3)), order)
+    placement = Placement((Part("a", (), first, 4), Part("b", ("x",), second, 4)), order)
     assert (placement.ranks, placement.samples) == (2, 8)
     assert placement.actions(1) == order.slots[1]
     with pytest.raises(InvalidArgumentError, match="device 2 is in no part"):

@@ -28,7 +28,7 @@ class Part:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Its devices, in order of the mesh."""
+        """The devices of the part, in order of the mesh."""
         return tuple(self.mesh.devices.reshape(-1).tolist())
 
 

@@ -201,7 +201,7 @@ def carrier(experiment: Experiment) -> tuple[Metric, str]:
     """Return the metric that verdicts rest on, and why."""
     settings = experiment.settings
     if settings.primary != AUTO:
-        return settings.primary, settings.primary_because or f"{settings.primary} was asked for"
+        return settings.primary, settings.primary_because or f"{settings.primary} was requested"
     arms = [settings.baseline, *candidates(experiment)]
     failed = failures(experiment)
     used = 1.0

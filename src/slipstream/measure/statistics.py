@@ -20,7 +20,7 @@ all intervals that know the variation within launches and hold 95 % at any varia
 the narrowest (a convex program over the width at each observed spread) is 3 % narrower.
 
 Sources: order-statistic interval: W. J. Conover, Practical Nonparametric Statistics, section 3.2.
-Launches: J. Hartung and G. Knapp, 2001, on random effects in meta-analysis; the floor as in
+Launches: J. Hartung and G. Knapp, 2001, on random effects in meta-analysis; the lower bound as in
 Röver, Knapp and Friede, 2015.
 Long-run variance by equal-weighted cosines with Student's t: Lazarus, Lewis, Stock and Watson,
 "HAR Inference: Recommendations for Practice", 2018. Stationary

@@ -52,7 +52,7 @@ def moved(lines: range, before: bytes, after: bytes) -> range:
 def other_loops(path: Path, line: int) -> list[int]:
     """Return lines where optimizers of a script step, each in another loop than that of `line`.
 
-    An optimizer is what is made by a class of ``torch.optim``, or has a name such as ``opt_d``.
+    An optimizer is an instance of a class of ``torch.optim``, or has a name such as ``opt_d``.
 
     Args:
         line: where an optimizer steps; for another line there are no other loops.

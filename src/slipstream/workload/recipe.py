@@ -87,7 +87,7 @@ class Workload:
                 raise WorkloadError(
                     "there is no statement on this line",
                     where=text,
-                    remedy="name a line where an optimizer steps, or its loop",
+                    remedy="give the number of a line where an optimizer steps, or of its loop",
                 )
         elif colon:
             functions, others = _names(tree)

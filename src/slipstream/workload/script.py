@@ -302,7 +302,7 @@ class _Script(Generic[T]):
             raise WorkloadError(
                 f"no optimizer stepped on line {self._workload.line} or in its loop",
                 where=str(self._path),
-                remedy=f"name one of the lines where an optimizer steps: {at}",
+                remedy=f"pass one of the lines where an optimizer steps: {at}",
             )
         raise _too_short(self._path, self._steps_of, self._discovery, exit_, self._resumed)
 
