@@ -14,6 +14,7 @@ from torch import nn
 from forked_ranks import run_ranks
 from slipstream.cluster.orders import Action
 from slipstream.errors import CommunicationError, WorkloadError
+from slipstream.technique import parse
 from slipstream.techniques.pipeline.stages import _divide
 from slipstream.techniques.pipeline.technique import Pipeline
 from slipstream.workload import BuiltWorkload
@@ -75,6 +76,39 @@ def test_synchronous_stages_train_like_one_process(
         assert [entry[0] for entry in logs[5]] == [
             slot.action.value for slot in row if slot.action is not Action.UPDATE
         ]
+
+
+def partly_frozen() -> tuple[nn.Sequential, Any, Any, Any]:
+    """Return layers without gradients before the others, with batch norm in evaluation mode."""
+    model, (x, y), loss, _ = parts()
+    frozen = nn.Module()
+    frozen.forward = lambda x: frozen.norm(frozen.linear(x))  # type: ignore[method-assign]
+    frozen.linear, frozen.norm = nn.Linear(16, 16), nn.BatchNorm1d(16).eval()
+    model = nn.Sequential(frozen.requires_grad_(False), nn.Tanh(), *model)
+    batch = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
+    return model, batch, loss, torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def run_partly_frozen(technique: Pipeline, rank: int) -> tuple[list[float], int]:
+    built = build_from(partly_frozen(), (technique,), 0, "test")
+    losses = [float(built.step()) for _ in range(STEPS)]
+    built.settle()
+    return losses, built.samples
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_frozen_layers_stay_in_evaluation_mode_and_get_no_gradients(
+    schedule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The frozen layers are the first stage.
+    times = [9.0, *[1.0] * 12]
+    monkeypatch.setattr("slipstream.techniques.pipeline.stages._times", lambda layers, x: times)
+    answers = run_ranks(3, functools.partial(run_partly_frozen, Pipeline(3, 5, schedule)))
+    built = build_from(partly_frozen(), (), 0, "test")
+    losses = [float(built.step()) for _ in range(STEPS)]
+    for answer in answers:
+        assert answer[0] == pytest.approx(losses, rel=1e-4)
+    assert sum(answer[1] for answer in answers) == built.samples == 25
 
 
 class Simulated:
@@ -189,13 +223,32 @@ def tied() -> Any:
     return model, batch, loss, optimizer
 
 
+def under_hook() -> Any:
+    model, *others = parts()
+    model[1].register_forward_hook(lambda *call: None)
+    return model, *others
+
+
+def test_autocast_of_the_whole_model_is_refused() -> None:
+    techniques = parse("amp:bf16+pipeline:2")
+    for error in run_ranks(2, lambda rank: build_from(parts(), techniques, 0, "test")):
+        assert "would skip the hooks, autocast or compilation" in str(error)
+
+
 @pytest.mark.parametrize(
     ("changed", "micro_batches", "problem"),
     [
         (parts, 5, "24 samples and 11 layers do not make 5 equal micro-batches"),
         (tied, 4, "shared by layers of different stages"),
         (lambda: (nn.LSTM(4, 4), *parts()[1:]), 4, "the model is LSTM"),
-        (lambda: (parts()[0], parts()[1][0], *parts()[2:]), 4, "inputs and targets, and a loss"),
+        (lambda: (parts()[0], parts()[1][0], *parts()[2:]), 4, "a batch of two tensors"),
+        (lambda: (parts()[0], ([1.0], 2), *parts()[2:]), 4, "a batch of two tensors"),
+        (
+            lambda: (nn.Sequential(nn.LSTM(16, 4), nn.Tanh()), *parts()[1:]),
+            4,
+            "(LSTM) returns a tuple",
+        ),
+        (under_hook, 4, "would skip the hooks, autocast or compilation"),
     ],
 )
 def test_what_stages_cannot_run_is_refused(changed: Any, micro_batches: int, problem: str) -> None:

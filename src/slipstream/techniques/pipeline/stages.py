@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from slipstream.cluster.orders import Action, Order, Slot
 from slipstream.errors import CommunicationError, WorkloadError
 from slipstream.ranks.launch import RANK_TIMEOUT_S
+from slipstream.units import with_article
 from slipstream.workload import BuiltWorkload
 
 # Receives that are posted before they are used, in each direction.
@@ -48,13 +49,14 @@ def run_as_stage(built: BuiltWorkload, order: Order, *, stash: bool) -> None:
             does not make equal micro-batches.
     """
     layers = list(_chain(built.model))
-    batch = built.batch
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and built.loss is not None):
+    parts = built.batch if isinstance(built.batch, (tuple, list)) else ()
+    rows = [len(part) for part in parts if isinstance(part, torch.Tensor) and part.dim()]
+    if built.loss is None or (len(parts), len(rows), len(set(rows))) != (2, 2, 1):
         raise WorkloadError(
-            "pipeline needs a batch of inputs and targets, and a loss",
+            "pipeline needs a loss, and a batch of two tensors: inputs and a target for each",
             remedy="return (model, (inputs, targets), loss, optimizer)",
         )
-    inputs, targets = (part.detach().contiguous() for part in batch)
+    inputs, targets = (part.detach().contiguous() for part in parts)
     for part in (inputs, targets):
         dist.broadcast(part, 0)
     if len(inputs) % order.micro_batches or len(layers) < order.stages:
@@ -64,12 +66,12 @@ def run_as_stage(built: BuiltWorkload, order: Order, *, stash: bool) -> None:
             remedy="use fewer micro-batches or stages",
         )
     xs, ys = (part.chunk(order.micro_batches) for part in (inputs, targets))
+    messages = _messages(layers, xs[0])
     starts = _starts(layers, xs[0], order.stages)
     rank = dist.get_rank()
     stage = nn.Sequential(*layers[starts[rank] : starts[rank + 1]])
-    shapes = _shapes(layers, starts, xs[0])
     own = {id(parameter) for parameter in stage.parameters()}
-    if len(own) != sum(1 for p in built.model.parameters() if id(p) in own) or any(
+    if any(
         id(parameter) in own
         for number, layer in enumerate(layers)
         if not starts[rank] <= number < starts[rank + 1]
@@ -84,10 +86,12 @@ def run_as_stage(built: BuiltWorkload, order: Order, *, stash: bool) -> None:
             if id(parameter) not in own:
                 built.optimizer.state.pop(parameter, None)
         group["params"] = [p for p in group["params"] if id(p) in own]
-    runner = Stage(stage, built.loss, built.optimizer, order, xs, ys, shapes, stash=stash)
+    between = [messages[start - 1] for start in starts[1:-1]]
+    runner = Stage(stage, built.loss, built.optimizer, order, xs, ys, between, stash=stash)
     built.model, built.step, built.settle = stage, runner.step, runner.settle
     # The ranks share the samples of a step.
-    built.samples = len(inputs) // order.stages
+    each, remainder = divmod(built.samples_before, order.stages)
+    built.samples = each + (rank < remainder)
 
 
 def _chain(model: nn.Module) -> Iterator[nn.Module]:
@@ -97,6 +101,13 @@ def _chain(model: nn.Module) -> Iterator[nn.Module]:
             f"pipeline runs chains of layers, but the model is {type(model).__name__}",
             remedy="wrap its layers in nn.Sequential, or split it with "
             "torch.distributed.pipelining.pipeline",
+        )
+    hooks = (model._forward_pre_hooks, model._forward_hooks, model._backward_hooks)
+    if "forward" in vars(model) or model._compiled_call_impl is not None or any(hooks):
+        raise WorkloadError(
+            "pipeline runs the layers separately, which would skip the hooks, autocast or "
+            "compilation of their container",
+            remedy="run pipeline without amp, compile and other techniques for the whole model",
         )
     for layer in model:
         if type(layer) is nn.Sequential:
@@ -149,21 +160,37 @@ def _divide(times: Sequence[float], stages: int) -> list[int]:
     return best[count][1]
 
 
-def _shapes(
-    layers: Sequence[nn.Module], starts: Sequence[int], x: torch.Tensor
-) -> list[tuple[torch.Size, torch.dtype]]:
-    """Return shape and dtype of what each boundary passes on."""
-    shapes = []
-    modes = [layer.training for layer in layers]
+class _Message(NamedTuple):
+    """Output of a layer for a micro-batch, and whether its gradient is computed."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    trains: bool
+
+
+def _messages(layers: Sequence[nn.Module], x: torch.Tensor) -> list[_Message]:
+    """Return what follows each layer.
+
+    Raises:
+        WorkloadError: a layer returns something other than a tensor.
+    """
+    messages, trains = [], False
+    modes = [(module, module.training) for layer in layers for module in layer.modules()]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         value = x
         for number, layer in enumerate(layers):
-            if number in starts[1:-1]:
-                shapes.append((value.shape, value.dtype))
             value = layer.eval()(value)
-    for layer, mode in zip(layers, modes, strict=True):
-        layer.train(mode)
-    return shapes
+            if not isinstance(value, torch.Tensor):
+                raise WorkloadError(
+                    f"layer {number} ({type(layer).__name__}) returns "
+                    f"{with_article(type(value).__name__)}, but stages exchange tensors",
+                    remedy="wrap it in a module that returns a tensor",
+                )
+            trains |= any(parameter.requires_grad for parameter in layer.parameters())
+            messages.append(_Message(value.shape, value.dtype, trains))
+    for module, mode in modes:
+        module.training = mode
+    return messages
 
 
 class Stage:
@@ -172,11 +199,16 @@ class Stage:
     def __init__(
         self, module: nn.Module, loss: Any, optimizer: Any, order: Order,
         inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor],
-        shapes: Sequence[tuple[torch.Size, torch.dtype]], *, stash: bool,
+        messages: Sequence[_Message], *, stash: bool,
     ) -> None:  # fmt: skip
         self.rank, self.stages = dist.get_rank(), order.stages
         self.module, self.loss, self.optimizer, self.order = module, loss, optimizer, order
-        self._inputs, self._targets, self._shapes = inputs, targets, shapes
+        self._inputs, self._targets = inputs, targets
+        self._messages = messages
+        self._trains = self.is_last or messages[self.rank].trains
+        """Whether it has a backward pass."""
+        self._returns = self.rank > 0 and messages[self.rank - 1].trains
+        """Whether the previous stage waits for a gradient."""
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._step = 0
         self.log: list[tuple[str, int, int]] = []
@@ -230,7 +262,7 @@ class Stage:
     def _forward(self, number: int, slot: Slot) -> torch.Tensor:
         x = self._inputs[slot.micro_batch]
         if self.rank:
-            x = self._receive(_FORWARD, self.rank - 1, number).requires_grad_()
+            x = self._receive(_FORWARD, self.rank - 1, number).requires_grad_(self._returns)
         out = self.module(x) if self._weights is None else self._weights.forward(number, x)
         if self.is_last:
             out = self.loss(out, self._targets[slot.micro_batch]) / self.order.micro_batches
@@ -241,33 +273,25 @@ class Stage:
 
     def _backward(self, number: int, action: Action) -> None:
         x, out = self._held[number]
-        if action is Action.WEIGHT:
-            groups = self._groups.pop(number)
-            if groups is None:
-                out.backward(self._gradient(number))
-            else:
-                stage_backward_weight(iter(self._parameters), groups)
-            del self._held[number]
-            return
-        if action is Action.INPUT:
-            if not self.rank:
-                # No rank waits for the first stage.
-                self._groups[number] = None
-                return
+        if action is Action.INPUT and self._returns:
             gradient: Any = None if self.is_last else [self._gradient(number)]
             (sent, *_), self._groups[number] = stage_backward_input(
                 [out], gradient, [x], iter(self._parameters)
             )
             assert sent is not None
             self._send(sent, self.rank - 1, _BACKWARD, number)
+        if action is Action.INPUT:
             return
-        out.backward(self._gradient(number))
-        if self._weights is not None:
-            self._weights.collect(number)
-        if self.rank:
-            assert x.grad is not None
-            self._send(x.grad, self.rank - 1, _BACKWARD, number)
         del self._held[number]
+        if number in self._groups:
+            stage_backward_weight(iter(self._parameters), self._groups.pop(number))
+        elif self._trains:
+            out.backward(self._gradient(number))
+            if self._weights is not None:
+                self._weights.collect(number)
+            if self._returns:
+                assert x.grad is not None
+                self._send(x.grad, self.rank - 1, _BACKWARD, number)
 
     def _gradient(self, number: int) -> torch.Tensor | None:
         return None if self.is_last else self._receive(_BACKWARD, self.rank + 1, number)
@@ -291,7 +315,7 @@ class Stage:
     def _receive(self, kind: int, peer: int, number: int) -> torch.Tensor:
         """Return the tensor of a micro-batch; neighbours send in the order of this rank's slots."""
         queue = self._received[kind]
-        shape, dtype = self._shapes[self.rank - (kind == _FORWARD)]
+        shape, dtype, _ = self._messages[self.rank - (kind == _FORWARD)]
         # A pipeline that drains has nothing in transit after its step.
         drains = not self.order.max_shift
         limit = (self._step + 1) * self.order.micro_batches if drains else number + _POSTED + 1
