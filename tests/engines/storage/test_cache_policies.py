@@ -222,7 +222,22 @@ def test_numbers_and_next_requests(keys: list[int]) -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="lru"):
         CachePolicy("lruu", 10)
-    with pytest.raises(InvalidArgumentError, match="not positive"):
+    with pytest.raises(InvalidArgumentError, match="capacity: 0 is less than 1"):
         CachePolicy("lru", 0)
-    with pytest.raises(InvalidArgumentError, match="do not fit"):
-        CachePolicy("lru", 10).simulate(np.zeros(2, np.int32), np.ones(1, np.int64))
+    policy, objects, sizes = CachePolicy("lru", 10), np.zeros(2, np.int32), np.ones(2, np.int64)
+    for bad in (sizes[:1], -sizes):
+        with pytest.raises(InvalidArgumentError, match="do not fit"):
+            policy.simulate(objects, bad)
+    with pytest.raises(InvalidArgumentError, match="contexts: 1 values do not fit"):
+        policy.simulate(objects, sizes, objects[:1])
+    with pytest.raises(InvalidArgumentError, match="next_request"):
+        CachePolicy("belady", 10).simulate(objects, sizes)
+    for number, size in ((-1, 1), (2**31 - 1, 1), (0, -1)):
+        with pytest.raises(InvalidArgumentError, match="out of range"):
+            policy.request(number, size)
+    with pytest.raises(InvalidArgumentError, match="hazard"):
+        policy.set_prior(0, np.zeros(3))
+
+
+def test_a_capacity_beyond_64_bits_holds_everything() -> None:
+    assert CachePolicy("lru", 1 << 70).request(0, 5) == (False, True)

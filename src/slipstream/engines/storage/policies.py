@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
 from slipstream.native.family import DOUBLE, INT32, INT64, POINTER, UINT64, Family, array_pointer
 
@@ -25,6 +26,7 @@ BINS = 64
 """Number of bins of an interval distribution, see `bin_edges`."""
 NEVER = np.iinfo(np.int64).max
 _CACHED, _STORED = 1, 2
+_MAX_NUMBER = (1 << 31) - 1
 _FAMILY = Family("cache", {
     "cache_create": [INT32, INT64, INT32, UINT64],
     "cache_free": [POINTER],
@@ -58,13 +60,13 @@ class CachePolicy:
 
     Args:
         name: one of `POLICIES`.
-        capacity_bytes: of all objects together.
+        capacity_bytes: of all objects together; at least 1.
         by_bytes: whether to rank objects for the share of bytes, not of requests, that hit.
         seed: of the draw of eviction candidates.
 
     Raises:
         UnknownNameError: there is no such policy.
-        InvalidArgumentError: the capacity is not positive.
+        InvalidArgumentError: the capacity is not a positive integer.
         SlipstreamError: the compiled library is missing.
     """
 
@@ -73,19 +75,24 @@ class CachePolicy:
     ) -> None:
         if name not in POLICIES:
             raise UnknownNameError("cache policy", name, POLICIES)
-        if capacity_bytes < 1:
-            raise InvalidArgumentError("capacity", f"{capacity_bytes} bytes is not positive")
+        capacity_bytes = min(as_integer("capacity", capacity_bytes), NEVER)
         self.name = name
         self._library = _library()
         self._handle = self._library.slipstream_cache_create(
-            POLICIES.index(name), int(capacity_bytes), by_bytes, seed
+            POLICIES.index(name), capacity_bytes, by_bytes, seed
         )
         if not self._handle:
             raise MemoryError("the cache policy could not be allocated")
         weakref.finalize(self, self._library.slipstream_cache_free, self._handle)
 
     def request(self, number: int, size_bytes: int, context: int = 0) -> tuple[bool, bool]:
-        """Request an object; return whether it was cached, and whether it is cached now."""
+        """Request an object; return whether it was cached, and whether it is cached now.
+
+        Raises:
+            InvalidArgumentError: the number or size is negative, or the number exceeds 2^31 - 2.
+        """
+        if not (0 <= number < _MAX_NUMBER and size_bytes >= 0):
+            raise InvalidArgumentError("number", f"{number}, {size_bytes} bytes, is out of range")
         outcome = self._library.slipstream_cache_request(self._handle, number, size_bytes, context)
         if outcome < 0:
             raise MemoryError("the cache policy could not be extended")
@@ -110,17 +117,27 @@ class CachePolicy:
         Args:
             objects, sizes, contexts: [N]; sizes in bytes.
             next_request: int64 [N] from `next_requests`; required by ``belady``.
+
+        Raises:
+            InvalidArgumentError: columns differ in length, a value is negative, or `next_request`
+                is missing.
         """
-        objects = np.ascontiguousarray(objects, np.int32)
-        sizes = np.ascontiguousarray(sizes, np.int64)
-        count = objects.size
-        if sizes.size != count or (count and int(objects.min()) < 0):
-            raise InvalidArgumentError("objects", f"{count} numbers do not fit the sizes")
-        if contexts is not None:
-            contexts = np.ascontiguousarray(contexts, np.int32)
+        if self.name == "belady" and next_request is None:
+            raise InvalidArgumentError("next_request", "is required by belady")
+        count = len(objects)
+        columns = []
+        for name, column, kind in (
+            ("objects", objects, np.int32), ("sizes", sizes, np.int64),
+            ("contexts", contexts, np.int32), ("next_request", next_request, np.int64),
+        ):  # fmt: skip
+            array = None if column is None else np.ascontiguousarray(column, kind)
+            if array is not None and (array.shape != (count,) or array.min(initial=0) < 0):
+                what = f"{array.size} values do not fit {count} objects, or one is negative"
+                raise InvalidArgumentError(name, what)
+            columns.append(array)
         hit = np.zeros(count, np.uint8)
         status = self._library.slipstream_cache_simulate(
-            self._handle, count, *map(array_pointer, (objects, sizes, contexts, next_request, hit))
+            self._handle, count, *map(array_pointer, (*columns, hit))
         )
         if status:
             raise MemoryError("the cache policy could not be extended")
@@ -130,8 +147,13 @@ class CachePolicy:
         """Set the expected hazards [64] of a context, which count for `strength` observations.
 
         Policies that do not learn ignore it.
+
+        Raises:
+            InvalidArgumentError: `hazard` has another shape.
         """
         hazard = np.ascontiguousarray(hazard, np.float64)
+        if hazard.shape != (BINS,):
+            raise InvalidArgumentError("hazard", f"has shape {hazard.shape}, not ({BINS},)")
         self._library.slipstream_cache_prior(self._handle, context, array_pointer(hazard), strength)
 
     @property
