@@ -130,8 +130,9 @@ def predict(
     slipstream storage predict run.npz --size 10% --latency 20ms --bandwidth 50MB/s
     """
     from slipstream.engines.storage import import_trace, predict_cache
-    from slipstream.engines.storage.simulating import DEFAULT_POLICIES
+    from slipstream.engines.storage.simulating import DEFAULT_POLICIES, parse_capacity
 
+    parse_capacity(size, "--size")
     origin = _origin(latency, bandwidth, price)
     with progress("predict") as report:
         found = predict_cache(
@@ -149,6 +150,7 @@ def prove(
     latency: _Latency = "20ms",
     bandwidth: _Bandwidth = "50MB/s",
     reads: Annotated[int, typer.Option(help="Number of reads to replay.", min=1)] = 2000,
+    skip_bad: _SkipBad = False,
     as_json: Json = False,
 ) -> None:
     """Replay reads from a throttled origin through real caches; compare with the prediction.
@@ -156,12 +158,14 @@ def prove(
     slipstream storage prove run.npz --size 20% --reads 2000
     """
     from slipstream.engines.storage import import_trace, prove_cache
+    from slipstream.engines.storage.simulating import parse_capacity
 
+    parse_capacity(size, "--size")
     origin = _origin(latency, bandwidth, 0.0)
     with progress("prove") as report:
         found = prove_cache(
-            import_trace(trace), size, _names(policies) or ("lru", "auto"), origin,
-            max_reads=reads, progress=report,
+            import_trace(trace, skip_bad=skip_bad), size, _names(policies) or ("lru", "auto"),
+            origin, max_reads=reads, progress=report,
         )  # fmt: skip
     emit_result(found, found.table(), as_json=as_json)
 

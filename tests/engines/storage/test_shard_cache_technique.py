@@ -107,6 +107,9 @@ def test_files_are_opened_through_the_cache(
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="waiting"):
         CachedFiles(waiting=0.0)
+    for capacity in ("0%", "lots", "0"):
+        with pytest.raises(InvalidArgumentError, match="shard_cache:capacity"):
+            CachedFiles(capacity=capacity)
     with pytest.raises(InvalidArgumentError, match="origin"):
         CachedFiles().prepare()
 

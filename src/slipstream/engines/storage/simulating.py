@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.arguments import as_integer
 from slipstream.engines.storage.policies import (
     CachePolicy,
     Float64s,
@@ -193,21 +194,33 @@ def simulate_jobs(
     return JobOutcome(hits / max(len(trace), 1), elapsed)
 
 
-def capacity_of(trace: AccessTrace, capacity: int | str) -> int:
-    """Return a capacity in bytes; a share such as ``10%`` refers to the bytes of all objects."""
-    if isinstance(capacity, int):
-        return capacity
+def parse_capacity(capacity: int | str, argument: str = "capacity") -> int | float:
+    """Return a capacity: an int in bytes, or a float as a share of the bytes of all objects.
+
+    Raises:
+        InvalidArgumentError: `argument` is neither a positive size nor a share of up to 100 %.
+    """
+    if not isinstance(capacity, str):
+        return as_integer(argument, capacity)
     if not capacity.endswith("%"):
-        return parse_bytes(capacity, "--size")
+        return as_integer(argument, parse_bytes(capacity, argument))
     try:
         share = float(capacity[:-1]) / 100
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
         raise InvalidArgumentError(
-            "--size", f"'{capacity}' is not a share of 0 to 100 %", remedy="--size 10%"
+            argument,
+            f"'{capacity}' is not a share above 0 and up to 100 %",
+            remedy="for example 10%",
         )
-    return max(1, round(share * int(trace.object_bytes.sum())))
+    return share
+
+
+def capacity_of(trace: AccessTrace, capacity: int | str) -> int:
+    """Return a capacity in bytes; a share such as ``10%`` refers to the bytes of all objects."""
+    size = parse_capacity(capacity)
+    return size if isinstance(size, int) else max(1, round(size * int(trace.object_bytes.sum())))
 
 
 def predict_cache(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from slipstream.capture.units import LOADING
 from slipstream.engines.storage.importing import import_trace
 from slipstream.engines.storage.shard_cache import ShardCache
-from slipstream.engines.storage.simulating import capacity_of, reads, simulate
+from slipstream.engines.storage.simulating import capacity_of, parse_capacity, reads, simulate
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
@@ -65,6 +65,7 @@ class CachedFiles(TechniqueSettings):
     def __post_init__(self) -> None:
         if not 0 < self.waiting <= 1:
             raise InvalidArgumentError("shard_cache:waiting", f"{self.waiting} is not in (0, 1]")
+        parse_capacity(self.capacity, "shard_cache:capacity")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """Return why loading does not limit the step, or what is missing to predict a cache."""
