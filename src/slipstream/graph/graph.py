@@ -128,7 +128,7 @@ class Graph:
 
     @property
     def has_several_ranks(self) -> bool:
-        """Whether it lists the tasks of several ranks; otherwise one stands in for all."""
+        """Whether it lists the tasks of several ranks, not of one that represents all."""
         rank = self.tasks.rank
         return bool((rank != rank[:1]).any())
 
