@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from slipstream.data import ORACLE_GENERAL
+from slipstream.data.kinds import Accesses
 from slipstream.engines.storage import (
     AccessTrace,
     StorageOrigin,
     TraceError,
     import_trace,
+    importing,
     predict_cache,
     profile_storage,
     record_trace,
@@ -144,8 +146,11 @@ def test_a_bad_row_names_its_line_or_is_counted(tmp_path: Path, row: str) -> Non
         ("t.json", {"spans": []}, "neither resourceSpans"),
         ("t.json", {"resourceSpans": [1]}, "message is malformed"),
         ("t.json", {"data": [{"spans": [JAEGER, {}]}]}, "span 2"),
+        ("t.json", {"data": [{"spans": [JAEGER | {"startTime": float("inf")}]}]}, "OverflowError"),
+        ("t.json", "[" * 100_000, "not complete JSON"),
         ("t.csv", "x,y\n1,2\n", "no column for the object"),
         ("t.csv", "", "no column for the object"),
+        ("t.csv", 'object,size\n"a,1\n' + "b,1\n" * 50_000, "the row is malformed"),
         ("t.npz", "not a zip", "NumPy"),
         ("t.oracleGeneral", "half a record", "13 of 24 bytes"),
     ],
@@ -153,6 +158,19 @@ def test_a_bad_row_names_its_line_or_is_counted(tmp_path: Path, row: str) -> Non
 def test_damaged_files_are_refused(tmp_path: Path, name: str, content: Any, what: str) -> None:
     with pytest.raises(TraceError, match=what):
         import_trace(write(tmp_path / name, content))
+
+
+def test_a_byte_order_mark_is_not_part_of_the_header(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(CSV, encoding="utf-8-sig")
+    assert import_trace(tmp_path / "t.csv").notes == {"clock jumps": 1}
+
+
+def test_public_traces_have_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.array([7, 9, 7], np.uint64)
+    found = Accesses("cache_traces", "w106", keys, None, np.array([5, 5, 8]))
+    monkeypatch.setattr(importing, "get", lambda *args, **options: found)
+    trace = import_trace("cache_traces:w106")
+    assert (trace.objects.tolist(), trace.time_ns.tolist()) == ([0, 1, 0], [0, 1, 2])
 
 
 def test_unknown_formats_and_missing_files_are_refused(tmp_path: Path) -> None:
@@ -231,7 +249,7 @@ def test_a_trace_without_contexts_does_not_judge_text() -> None:
 def test_bad_requests_are_refused() -> None:
     trace = epochs(1)
     for size in ("0%", "101%", "x%", "12 parsecs"):
-        with pytest.raises(InvalidArgumentError):
+        with pytest.raises(InvalidArgumentError, match="capacity: "):
             capacity_of(trace, size)
     with pytest.raises(InvalidArgumentError, match="no reads"):
         predict_cache(AccessTrace.of(["a"], [1], ops=[OPS.index("create")]))
@@ -239,6 +257,11 @@ def test_bad_requests_are_refused() -> None:
         AccessTrace.of(["a"], [-1])
     with pytest.raises(InvalidArgumentError, match="shape"):
         AccessTrace.of(["a"], [1, 2])
+    for bad in (["x"], [float("nan")], np.array([np.nan]), [1 << 70], None):
+        with pytest.raises(InvalidArgumentError, match="sizes: is not of integers"):
+            AccessTrace.of(["a"], bad)  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match="cannot be written"):
+        trace.save(Path("/proc/run.npz"))
 
 
 PROGRAM = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ _SIZE = ("size", "object_size", "bytes", "file.size", "http.response.body.size")
 _TIMES = {"time_ns": 1.0, "time": 1e9, "timestamp": 1e9, "time_s": 1e9, "time_ms": 1e6}
 _MAX_BYTES = 4 << 30
 _MAX_SIZE = 1 << 56
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+_MALFORMED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 
 
 class _Row(NamedTuple):
@@ -34,14 +35,15 @@ class _Row(NamedTuple):
     context: dict[str, str]
 
 
-def import_trace(source: str, *, skip_bad: bool = False) -> AccessTrace:
+def import_trace(source: str | Path, *, skip_bad: bool = False) -> AccessTrace:
     """Read a trace of storage requests.
 
     Args:
         source: ``.npz`` of `AccessTrace.save`; spans as OTLP ``.pb`` or ``.json``, or Jaeger
             ``.json``, of which those with an attribute such as ``file.path`` are requests; ``.csv``
             with a header (object, size, time, op; other columns are context); libCacheSim's
-            ``.oracleGeneral``; or ``cache_traces:NAME``, a public trace in ``SLIPSTREAM_DATA``.
+            ``.oracleGeneral``; or ``cache_traces:NAME``, a public trace in ``SLIPSTREAM_DATA``,
+            without its times, whose unit is unknown.
         skip_bad: whether to count malformed rows and spans in `AccessTrace.notes`, rather than to
             raise an error.
 
@@ -50,10 +52,11 @@ def import_trace(source: str, *, skip_bad: bool = False) -> AccessTrace:
         UsageError: the format is unknown.
         SlipstreamError: protobuf files need opentelemetry-proto.
     """
-    if source.startswith("cache_traces:"):
-        found = get("cache_traces", trace=source.partition(":")[2])
+    kind, _, name = str(source).partition(":")
+    if kind == "cache_traces":
+        found = get("cache_traces", trace=name)
         sizes = np.ones(len(found), np.int64) if found.sizes is None else found.sizes
-        return AccessTrace.checked(numbered(found.keys)[0], sizes, found.times)
+        return AccessTrace.checked(numbered(found.keys)[0], sizes)
     path = Path(source)
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix != ".gz"]
     if ".npz" in suffixes:
@@ -107,10 +110,23 @@ def _oracle_general(path: Path) -> AccessTrace:
     return AccessTrace.checked(numbered(records["key"])[0], records["size"], time_ns)
 
 
-def _csv_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
-    text = read_bytes(path, TraceError, most=_MAX_BYTES).decode("utf-8", "replace")
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the fields of each row, with the number of its last line."""
+    text = read_bytes(path, TraceError, most=_MAX_BYTES).decode("utf-8-sig", "replace")
     reader = csv.reader(io.StringIO(text))
-    header = [name.strip() for name in next(reader, [])]
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise TraceError(
+            f"the row is malformed: {error}", where=f"{path}, line {reader.line_num}",
+            remedy="check that every quote before this line is closed",
+        ) from error  # fmt: skip
+
+
+def _csv_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
+    lines = _csv_lines(path)
+    header = [name.strip() for _, row in itertools.islice(lines, 1) for name in row]
     places = {name.lower(): at for at, name in enumerate(header)}
     at_object = next((places[name] for name in _OBJECT if name in places), None)
     at_size = next((places[name] for name in _SIZE if name in places), None)
@@ -124,7 +140,7 @@ def _csv_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
         )  # fmt: skip
     used = {at_object, at_size, at_op, None if time is None else time[0]}
     context = [(at, name) for at, name in enumerate(header) if at not in used]
-    for number, row in enumerate(reader):
+    for number, (line, row) in enumerate(lines):
         if not row:
             continue
         try:
@@ -137,7 +153,7 @@ def _csv_rows(path: Path, bad: _Bad) -> Iterator[_Row]:
                 {name: row[at] for at, name in context},
             )  # fmt: skip
         except (ValueError, OverflowError) as error:
-            bad(f"line {reader.line_num}", f"the row is malformed: {error}")
+            bad(f"line {line}", f"the row is malformed: {error}")
 
 
 def _size(value: Any) -> int:
@@ -221,7 +237,7 @@ def _documents(path: Path, bad: _Bad) -> Iterator[Any]:
     try:
         yield json.loads(content)
         return
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         lines = content.splitlines()
         if len(lines) < 2 or not lines[0].rstrip().endswith(b"}"):
             raise TraceError(
@@ -232,7 +248,7 @@ def _documents(path: Path, bad: _Bad) -> Iterator[Any]:
         try:
             if line.strip():
                 yield json.loads(line)
-        except ValueError as damage:
+        except (ValueError, RecursionError) as damage:
             bad(f"line {number + 1}", f"the line is not JSON: {damage}")
 
 
@@ -256,7 +272,7 @@ def _otlp_span(span: Any, shared: dict[str, Any]) -> _Span:
         if len(bytes.fromhex(span[key])) * 2 != length:
             raise ValueError(f"{key} '{span[key]}' does not have {length} hexadecimal digits")
     return _Span(
-        span["traceId"].lower(), span["spanId"].lower(), span.get("parentSpanId", "").lower(),
+        span["traceId"].lower(), span["spanId"].lower(), (span.get("parentSpanId") or "").lower(),
         str(span.get("name", "")), int(span["startTimeUnixNano"]),
         shared | _attributes(span.get("attributes", ())),
     )  # fmt: skip

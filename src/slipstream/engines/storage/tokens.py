@@ -39,7 +39,7 @@ def key_tokens(context: Context) -> Context:
     room = MAX_TOKENS
     for key, text in context:
         if key.lower() not in _LEAKS and room > 0:
-            words = tokens_of(text)[:room]
+            words = tokens_of(str(text))[:room]
             found[key] = " ".join(words)
             room -= len(words)
     return tuple(found.items())

@@ -33,7 +33,7 @@ class AccessTrace:
     """Requests in order of time.
 
     Attributes:
-        time_ns: int64 [N], non-decreasing.
+        time_ns: int64 [N], non-decreasing; positions from 0 if times are unknown.
         objects: int32 [N], numbers of objects from 0.
         sizes: int64 [N], size of the object in bytes.
         ops: uint8 [N], indices of `OPS`.
@@ -71,7 +71,8 @@ class AccessTrace:
         Times that decrease are raised to the latest one before, and counted in `notes`.
 
         Raises:
-            InvalidArgumentError: columns differ in length, or a size is negative.
+            InvalidArgumentError: a column has another length or is not of integers, or a size is
+                negative.
         """
         numbers: dict[str, int] = {}
         column = np.fromiter((numbers.setdefault(o, len(numbers)) for o in objects), np.int32)
@@ -105,10 +106,12 @@ class AccessTrace:
             "sizes": sizes, "ops": np.ones(count) if ops is None else ops,
             "contexts": np.zeros(count) if contexts is None else contexts,
         }  # fmt: skip
-        columns = {
-            name: np.ascontiguousarray(columns[name], kind) for name, kind in _COLUMNS.items()
-        }
-        for name, column in columns.items():
+        for name, kind in _COLUMNS.items():
+            try:
+                with np.errstate(invalid="raise"):
+                    column = columns[name] = np.ascontiguousarray(columns[name], kind)
+            except (ArithmeticError, TypeError, ValueError) as error:
+                raise InvalidArgumentError(name, f"is not of integers: {error}") from error
             if column.shape != (count,):
                 raise InvalidArgumentError(name, f"has shape {column.shape}, not ({count},)")
         for name, limit in (("ops", len(OPS)), ("contexts", len(context_texts))):
@@ -155,14 +158,24 @@ class AccessTrace:
         return replace(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
 
     def save(self, path: Path) -> None:
-        """Write the trace as ``.npz``."""
+        """Write the trace as ``.npz``.
+
+        Raises:
+            TraceError: the file cannot be written.
+        """
         text = json.dumps(
             {"names": self.names, "contexts": self.context_texts, "notes": self.notes}
         )
         columns = {name: getattr(self, name) for name in _COLUMNS}
         blob = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, text=blob, **columns)
+        try:
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.savez_compressed(file, text=blob, **columns)
+        except OSError as error:
+            raise TraceError(
+                f"the trace cannot be written: {error.strerror}", where=str(path),
+                remedy="name another file",
+            ) from error  # fmt: skip
 
     @classmethod
     def load(cls, path: Path) -> AccessTrace:
