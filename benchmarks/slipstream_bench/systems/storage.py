@@ -431,8 +431,7 @@ def _train(
         names = [f"{job.name}-{number:04d}" for number in range(job.shards)]
         dataset = CachedDataset(names, cache, decode, {"job": job.name})
         for _ in range(job.epochs):
-            loader: Any = DataLoader(dataset, shuffle=True, generator=generator)  # type: ignore[arg-type]
-            for batch in loader:
+            for batch in DataLoader(dataset, shuffle=True, generator=generator):
                 optimizer.zero_grad()
                 (model(batch) - batch).square().mean().backward()
                 optimizer.step()

@@ -131,18 +131,29 @@ def test_a_file_that_was_replaced_is_another_object(tmp_path: Path) -> None:
     assert held <= 1000
 
 
+def test_paths_and_numbers_are_names_and_contexts(tmp_path: Path, origin: Path) -> None:
+    cache = ShardCache(tmp_path / "fast", 1000, origin, policy="lru")
+    cache.read("train/shard-001")
+    cache.read(Path("train/shard-001"), {"epoch": 1})  # type: ignore[dict-item]
+    assert cache.counts.hits == 1
+    with pytest.raises(SlipstreamError, match="cannot be read: TypeError"):
+        ShardCache(tmp_path / "text", 1000, lambda name: name).read("a")  # type: ignore[arg-type, return-value]
+
+
 def test_urls_are_read_with_fsspec(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     fsspec.filesystem("memory").pipe("/shards/a", b"remote")
     cache = ShardCache(tmp_path / "fast", "1MB", "memory://shards")
     assert cache.read("a") == cache.open("a").read() == b"remote"
+    with pytest.raises(SlipstreamError, match="fsspec cannot open"):
+        ShardCache(tmp_path, 10, "nothing://shards")
 
 
 def test_a_loader_reads_through_the_cache(tmp_path: Path, origin: Path) -> None:
     cache = ShardCache(tmp_path / "fast", 10_000, origin)
     dataset = CachedDataset(names(30), cache, lambda content: content[0], {"split": "train"})
     for _ in range(2):
-        loader: DataLoader[int] = DataLoader(dataset, batch_size=10)  # type: ignore[arg-type]
+        loader = DataLoader(dataset, batch_size=10)
         assert [int(value) for batch in loader for value in batch] == [
             int(name[-3:]) for name in dataset.names
         ]
@@ -174,10 +185,7 @@ def test_workers_read_through_the_process_that_created_the_cache(
     cache = ShardCache(tmp_path / "fast", 10_000, origin)
     dataset = CachedDataset(names(40), cache, lambda content: content[0])
     for _ in range(2):
-        loader: DataLoader[int] = DataLoader(
-            dataset,  # type: ignore[arg-type]
-            batch_size=5, num_workers=2, multiprocessing_context="fork",
-        )  # fmt: skip
+        loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context="fork")
         assert [int(value) for batch in loader for value in batch] == [
             int(name[-3:]) for name in dataset.names
         ]
@@ -185,11 +193,10 @@ def test_workers_read_through_the_process_that_created_the_cache(
     assert cache.counts.hits >= 40
 
 
-def test_a_copy_in_a_spawned_process_reads_through_the_first(tmp_path: Path, origin: Path) -> None:
+def test_a_copy_reads_through_the_first(tmp_path: Path, origin: Path) -> None:
     cache = ShardCache(tmp_path / "fast", 1000, origin)
     copy = pickle.loads(pickle.dumps(cache))
-    copy._pid = -1  # as in another process
-    assert copy.read("train/shard-001") == bytes([1]) * 100
+    assert copy.read(Path("train/shard-001")) == bytes([1]) * 100
     with copy.open("train/shard-001") as file:
         assert file.read() == bytes([1]) * 100
     assert (cache.counts.reads, cache.counts.hits) == (2, 1)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from slipstream.engines.storage.policies import CachePolicy
@@ -26,6 +26,12 @@ from slipstream.engines.storage.tokens import ContextClasses
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
 from slipstream.files import replacing
 from slipstream.units import parse_bytes
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+else:
+    # A DataLoader requires no base class at run time, and importing torch takes seconds.
+    Dataset = Generic
 
 _T = TypeVar("_T")
 _SUFFIX = ".cached"
@@ -62,7 +68,8 @@ class ShardCache:
 
     The policy is the one that `simulate` predicts with. Files must not change at the origin.
     If the fast disk fails or is full, files are read from the origin. Threads may share a cache;
-    other processes, such as workers of a DataLoader, read through the one that created it.
+    other processes, such as workers of a DataLoader, read through the one that created it, and so
+    do copies; the original has the counts and the policy.
 
     Args:
         folder: on the fast disk; what an earlier cache left there is used.
@@ -75,7 +82,7 @@ class ShardCache:
 
     Raises:
         InvalidArgumentError: the capacity is malformed.
-        SlipstreamError: the folder cannot be created.
+        SlipstreamError: the folder cannot be created, or fsspec cannot open the URL.
     """
 
     def __init__(
@@ -113,7 +120,7 @@ class ShardCache:
             self._listen()
         except OSError as error:
             raise SlipstreamError(
-                f"the cache folder cannot be used: {error.strerror}", where=str(folder),
+                f"the cache folder cannot be used: {error.strerror or error}", where=str(folder),
                 remedy="name a folder on the fast disk that you may write to",
             ) from error  # fmt: skip
 
@@ -122,7 +129,7 @@ class ShardCache:
         """The policy that decides at present."""
         return self._policy.followed
 
-    def read(self, name: str, context: Mapping[str, str] | None = None) -> bytes:
+    def read(self, name: str | Path, context: Mapping[str, str] | None = None) -> bytes:
         """Return the bytes of a file.
 
         Args:
@@ -131,6 +138,7 @@ class ShardCache:
         Raises:
             SlipstreamError: the origin fails, or the process that created the cache has ended.
         """
+        name = str(name)
         if os.getpid() != self._pid:
             return self._read_in_owner(name, context)
         content = self._read_stored(name)
@@ -152,8 +160,9 @@ class ShardCache:
                     self._count(disk_errors=1)
         return content
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str | Path) -> BinaryIO:
         """Return a file with the bytes that `read` returns; it stays readable when evicted."""
+        name = str(name)
         content = self.read(name)
         try:
             if name in self._stored and os.getpid() == self._pid:
@@ -167,9 +176,9 @@ class ShardCache:
         return file
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy in a spawned process reads through this one.
-        shared = ("_folder", "_stored", "_pid", "_address", "_key", "counts")
-        return {key: vars(self)[key] for key in shared} | {"_stored": set()}
+        # A copy reads through this cache: no process that creates one has number 0.
+        shared = ("_folder", "_address", "_key", "counts")
+        return {key: vars(self)[key] for key in shared} | {"_stored": set(), "_pid": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _links=threading.local())
@@ -262,7 +271,7 @@ class ShardCache:
 
     def _read_origin(self, name: str) -> bytes:
         try:
-            return self._fetch(name)
+            return bytes(self._fetch(name))
         except SlipstreamError:
             raise
         except Exception as error:  # an fsspec file system raises errors of its own
@@ -308,12 +317,18 @@ def _origin(place: str) -> Callable[[str], bytes]:
         from fsspec.core import url_to_fs
     except ImportError:
         raise MissingExtraError(f"the origin {place}", "fsspec", "storage") from None
-    system, root = url_to_fs(place)
+    try:
+        system, root = url_to_fs(place)
+    except (ImportError, ValueError) as error:
+        raise SlipstreamError(
+            f"fsspec cannot open the origin: {error}", where=place,
+            remedy="check the URL, and install what fsspec needs for its protocol",
+        ) from error  # fmt: skip
     return lambda name: bytes(system.cat_file(f"{root.rstrip('/')}/{name}"))
 
 
 @dataclass(eq=False, repr=False)
-class CachedDataset(Generic[_T]):
+class CachedDataset(Dataset[_T]):
     """A dataset of files for ``torch.utils.data.DataLoader``, read through a cache.
 
     Attributes:
