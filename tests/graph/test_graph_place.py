@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from slipstream.cluster import Mesh
 from slipstream.cluster.orders import ORDERS, Action, Order, asynchronous_order
@@ -36,7 +38,9 @@ from slipstream.graph.page_faults import (
 from slipstream.graph.parts import balanced, boundaries, cut
 from slipstream.graph.place import place
 from slipstream.provenance import Provenance
-from small_steps import FAST, SLOW, graph_of, tail_heavy
+from slipstream.workload import build_from
+from small_steps import FAST, SLOW, graph_of, still, tail_heavy
+from tiny_models import record
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +166,54 @@ def test_stashed_weights_are_held_by_their_stage(graph: Graph) -> None:
     weights = stashed.memory.nbytes[stashed.memory.role == Role.PARAMETER].sum()
     assert more[1] == 0 < more[0]
     assert weights == graph.memory.nbytes[graph.memory.role == Role.PARAMETER].sum() + more[0]
+
+
+class Largest(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, at = x.view(len(x), -1, 2).max(dim=2)
+        return values, at
+
+
+class Weighted(nn.Module):
+    def forward(self, both: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        values, at = both
+        return values * at
+
+
+@pytest.fixture(scope="module")
+def frozen() -> Graph:
+    """A step whose first layer is not trained, and in which two tensors pass between layers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8),
+        Largest(), Weighted(), nn.Linear(4, 4),
+    )  # fmt: skip
+    batch = torch.randn(12, 8), torch.randn(12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    result = model, batch, nn.functional.mse_loss, optimizer
+    return still(record(build_from(result, (), 0, "frozen")))
+
+
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_layers_that_are_not_trained_wait_for_no_gradients(frozen: Graph, name: str) -> None:
+    order = ORDERS[name](4, 3)
+    modules = ("model.1", "model.2", "model.3")
+    parts = tuple(
+        Part(f"stage {n}", modules[n - 1 : n] if n else (), Mesh(np.array([n]), ("stage",)), 4)
+        for n in range(4)
+    )
+    made = place(frozen, Placement(parts, order), FAST, micro=frozen)
+    senders = made.tasks.rank[[row.task for row in made.exchanges]]
+    # Activations from three stages, and gradients from the last two.
+    assert np.bincount(senders).tolist() == [3, 3, 6, 3]
+    # A step takes at least the work of a stage.
+    timeline = replay(made)
+    assert timeline.step_ns >= timeline.lane_busy_ns.max()
+
+
+def test_two_tensors_do_not_pass_a_cut(frozen: Graph) -> None:
+    modules = [boundary.module for boundary in boundaries(frozen)]
+    assert modules == ["model.1", "model.2", "model.3", "model.4", "model.6"]
 
 
 def test_an_update_of_all_parameters_is_divided_by_their_bytes() -> None:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from slipstream.errors import InvalidArgumentError
@@ -82,7 +83,7 @@ class Order:
                 "slots", f"stage {stage} does not run {what} exactly once per step"
             )
         for m in each:
-            times = [self._time(stage, action, m) for action in (Action.FORWARD, *backward)]
+            times = [self._times[stage][action, m] for action in (Action.FORWARD, *backward)]
             if times != sorted(times) or min(times) < (0, 0):
                 raise InvalidArgumentError(
                     "slots", f"stage {stage} uses micro-batch {m} before its forward pass"
@@ -102,16 +103,17 @@ class Order:
         """Whether gradients of inputs and of weights are separate actions."""
         return any(slot.action is Action.INPUT for slot in self.slots[0])
 
-    def _time(self, stage: int, action: Action, micro_batch: int = -1) -> tuple[int, int]:
-        """Return the step, relative to its own, and the position in which an action runs."""
-        for position, slot in enumerate(self.slots[stage]):
-            if slot.action is action and slot.micro_batch == micro_batch:
-                return slot.shift, position
-        raise KeyError(action)
+    @cached_property
+    def _times(self) -> tuple[dict[tuple[Action, int], tuple[int, int]], ...]:
+        """The step, relative to its own, and the position of each action, by stage."""
+        return tuple(
+            {slot[:2]: (slot.shift, position) for position, slot in enumerate(row)}
+            for row in self.slots
+        )
 
     def shift(self, stage: int, action: Action, micro_batch: int = -1) -> int:
         """Return by how many steps the action runs later than the first forward pass."""
-        return self._time(stage, action, micro_batch)[0]
+        return self._times[stage][action, micro_batch][0]
 
     def version(self, stage: int, micro_batch: int, action: Action = Action.FORWARD) -> int:
         """Return how many updates of the stage precede an action.
@@ -121,8 +123,8 @@ class Order:
             action: FORWARD, BACKWARD, INPUT or WEIGHT.
         """
         step, number = divmod(micro_batch, self.micro_batches)
-        shift, position = self._time(stage, action, number)
-        late, update = self._time(stage, Action.UPDATE)
+        shift, position = self._times[stage][action, number]
+        late, update = self._times[stage][Action.UPDATE, -1]
         return max(0, step + shift - late + (update < position))
 
     def delay(self, stage: int) -> float:
@@ -135,7 +137,7 @@ class Order:
     def in_flight(self, stage: int) -> int:
         """Return the maximum number of micro-batches whose activations the stage holds."""
         last = Action.WEIGHT if self.splits_backward else Action.BACKWARD
-        ends = (self._time(stage, last, m)[0] for m in range(self.micro_batches))
+        ends = (self.shift(stage, last, m) for m in range(self.micro_batches))
         held = sum(ends)
         most = held
         for slot in self.slots[stage]:

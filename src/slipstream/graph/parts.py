@@ -79,8 +79,8 @@ def boundaries(graph: Graph) -> tuple[Boundary, ...]:
     parameters = set(graph.parameters.tolist())
     # By storage: the task that wrote an activation, or that first read a parameter.
     since: dict[int, int] = {}
-    # Per position, the tensors that pass it: by writer, first reader behind it is found below.
-    passing: list[dict[int, tuple[int, int]]] = [{} for _ in range(len(tasks) + 1)]
+    # Per position, the first readers of the tensors that pass it, by writer and storage.
+    passing: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in range(len(tasks) + 1)]
     blocked = np.zeros(len(tasks) + 1, bool)
     for position, task in enumerate(tasks.tolist()):
         inputs, outputs = graph.task(task).operands
@@ -90,7 +90,7 @@ def boundaries(graph: Graph) -> tuple[Boundary, ...]:
                 blocked[first + 1 : position + 1] = True
             elif storage in since:
                 for at in range(since[storage] + 1, position + 1):
-                    passing[at].setdefault(since[storage], (task, operand))
+                    passing[at].setdefault((since[storage], storage), (task, operand))
         for storage in outputs:
             if storage not in inputs:
                 since[storage] = position
@@ -286,18 +286,14 @@ def _weight_tasks(graph: Graph, owner: Indices, chosen: Sequence[Boundary]) -> N
     phase = graph.tasks.phase
     backward = np.flatnonzero(phase == StepPhase.BACKWARD)
     weights = np.zeros(len(graph), bool)
+    first = owner[backward].min(initial=len(chosen))
     # What earlier parts read; storages are reused, so tasks are visited backwards.
     needed: set[int] = set()
     for task in backward[::-1].tolist():
         inputs, outputs = graph.task(task).operands
-        if owner[task] == 0:
-            # No part waits for the first one.
-            weights[task] = True
-            needed.difference_update(set(outputs) - set(inputs))
-            needed.update(inputs)
-            continue
-        weights[task] = not needed.intersection(outputs)
-        if not weights[task]:
+        # No part waits for the first one.
+        weights[task] = owner[task] == first or not needed.intersection(outputs)
+        if owner[task] == first or not weights[task]:
             needed.difference_update(set(outputs) - set(inputs))
             needed.update(inputs)
     return weights

@@ -8,6 +8,7 @@ one that lasts for several steps exists once for each of them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -99,6 +100,8 @@ class _Placing:
     count: int = 0
     # By (part, slot): the new index of each of its tasks, by index in `graph`.
     places: dict[tuple[int, Slot], dict[int, int]] = field(default_factory=dict)
+    # By part: its first and last task.
+    spans: list[tuple[int, int]] = field(default_factory=list)
     edges: list[tuple[int, int, int]] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     # nbytes, role, producer, release.
@@ -110,18 +113,18 @@ class _Placing:
             name: strings.add(name)
             for name in ("accumulate gradients", "send activations", "send gradients", "relay")
         }
-        spans = [
+        self.spans = spans = [
             self._stage(part, names["accumulate gradients"], accumulate_ns)
             for part in range(len(self.placement.parts))
         ]
         lanes = [f"{part.name}" for part in self.placement.parts]
         for part in range(len(spans) - 1):
-            for backwards in (False, True):
+            for backwards in (False, True)[: 1 + self._returns_gradient(part)]:
                 self._transfers(part, backwards, names, len(lanes))
                 ends = (part + 1, part) if backwards else (part, part + 1)
                 lanes.append("network " + " to ".join(lanes[end] for end in ends))
         if len(self.graph.memory):
-            self._allocate(spans, weight_copies)
+            self._allocate(weight_copies)
         source, target, lag = np.array(self.edges, np.int64).reshape(-1, 3).T
         graph, order = self.graph, self.placement.order
         meta = {**graph.meta, "workers": self.placement.ranks}
@@ -241,9 +244,10 @@ class _Placing:
         devices = [parts[number].devices[0] for number in (sender, receiver)]
         collective = Collective("p2p", nbytes, Group.of(devices), "direct")
         cost = self.cluster.cost(collective)
-        action = Action.FORWARD
+        action = awaited_action = Action.FORWARD
         if backwards:
             action = Action.INPUT if order.splits_backward else Action.BACKWARD
+            awaited_action = self._backward_actions(receiver)[0]
         where = {"lane": lane, "rank": devices[0], "phase": int(
             StepPhase.BACKWARD if backwards else StepPhase.FORWARD)}  # fmt: skip
         for slot in order.slots[sender]:
@@ -251,13 +255,9 @@ class _Placing:
                 continue
             ready = max(self.places[sender, slot].values(), default=-1)
             if ready < 0:
-                raise InvalidArgumentError(
-                    "modules",
-                    f"'{parts[sender].name}' computes no gradient of its input",
-                    remedy="cut behind the layers that are not trained",
-                )
-            awaited_slot = self._slot(receiver, action, slot.micro_batch)
-            awaited = self._first_of(receiver, awaited_slot)
+                raise GraphError(f"'{parts[sender].name}' computes no gradient of its input")
+            awaited_slot = self._slot(receiver, awaited_action, slot.micro_batch)
+            awaited = min(self.places[receiver, awaited_slot].values())
             lag = awaited_slot.shift - slot.shift
             # Lags above one are made of tasks without a duration, each a step later.
             relays = [
@@ -285,19 +285,20 @@ class _Placing:
                 )
             )  # fmt: skip
 
-    def _first_of(self, part: int, slot: Slot) -> int:
-        """Return the first task of a slot, or of the next one that has tasks."""
-        row = self.placement.order.slots[part]
-        for later in row[row.index(slot) :]:
-            if tasks := self.places[part, later]:
-                return min(tasks.values())
-        raise GraphError(f"'{self.placement.parts[part].name}' runs nothing after a transfer")
+    def _backward_actions(self, part: int) -> list[Action]:
+        """Return the actions of the backward pass that have tasks, in order."""
+        splits = self.placement.order.splits_backward
+        actions = (Action.INPUT, Action.WEIGHT) if splits else (Action.BACKWARD,)
+        return [action for action in actions if len(self._tasks_of(part, action))]
+
+    def _returns_gradient(self, part: int) -> bool:
+        """Whether the next part sends gradients: a layer up to `part` is trained."""
+        return any(map(len, map(self.cut.backward, range(part + 1))))
 
     # ---- memory -------------------------------------------------------------------------------
 
-    def _allocate(self, spans: Sequence[tuple[int, int]], weight_copies: Sequence[int]) -> None:
-        memory, order, cut = self.graph.memory, self.placement.order, self.cut
-        self.spans = spans
+    def _allocate(self, weight_copies: Sequence[int]) -> None:
+        memory, order, cut, spans = self.graph.memory, self.placement.order, self.cut, self.spans
         owner = np.full(len(self.graph) + 1, -1)
         in_pass = np.zeros(len(self.graph) + 1, bool)
         for part in range(len(spans)):
@@ -317,27 +318,24 @@ class _Placing:
                 if nbytes:
                     at = self._once(part, producer)
                     self._emit(part, nbytes, role, at, self._once(part, release))
-        last = Action.WEIGHT if order.splits_backward else Action.BACKWARD
-        first_back = Action.INPUT if order.splits_backward else Action.BACKWARD
         for part, boundary in enumerate(cut.boundaries):
             nbytes = boundary.spec(self.micro).nbytes
-            for m in range(order.micro_batches):
-                # The receiver's copies of an activation, and of its gradient.
-                for end, action, until in (
-                    (part + 1, Action.FORWARD, last), (part, first_back, first_back)
-                ):  # fmt: skip
-                    begun, ended = self._slot(end, action, m), self._slot(end, until, m)
-                    self._emit(
-                        end, nbytes, int(Role.ACTIVATION), self._first_of(end, begun),
-                        max(self.places[end, ended].values(), default=self._first_of(end, ended)),
-                        ended.shift - begun.shift,
-                    )  # fmt: skip
-        for part, copies in enumerate(weight_copies):
+            # The receiver's copies of an activation, and of its gradient.
+            copies = [(part + 1, (Action.FORWARD, *self._backward_actions(part + 1)))]
+            if self._returns_gradient(part):
+                copies.append((part, (self._backward_actions(part)[0],)))
+            for (end, actions), m in itertools.product(copies, range(order.micro_batches)):
+                begun, ended = self._slot(end, actions[0], m), self._slot(end, actions[-1], m)
+                self._emit(
+                    end, nbytes, int(Role.ACTIVATION), min(self.places[end, begun].values()),
+                    max(self.places[end, ended].values()), ended.shift - begun.shift,
+                )  # fmt: skip
+        for part, versions in enumerate(weight_copies):
             held = sum(
                 row[0] for row in self.memory
                 if row[1] == Role.PARAMETER and row[2:] == spans[part]
             )  # fmt: skip
-            for _ in range(copies - 1):
+            for _ in range(versions - 1 if self._returns_gradient(part) else 0):
                 self._emit(part, held, int(Role.PARAMETER), -1, -1)
 
     def _emit(
