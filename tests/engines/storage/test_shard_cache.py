@@ -20,7 +20,7 @@ from slipstream.engines.storage import (
     simulate,
     throttled,
 )
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UsageError
 
 
 @pytest.fixture
@@ -219,11 +219,22 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
 
 def test_a_proof_measures_what_was_predicted() -> None:
     trace = AccessTrace.of(names(60), [100] * 60)
-    proof = prove_cache(trace, 500, ("lru", "auto"), StorageOrigin(1e5, 1e9))
+    proof = prove_cache(trace, 500, ("lru", "auto", "lru"), StorageOrigin(1e5, 1e9))
     for outcome in proof.outcomes:
         assert outcome.measured_hit_rate == pytest.approx(outcome.predicted_hit_rate, abs=0.05)
         assert outcome.measured_ns >= outcome.predicted_ns
     assert len(proof.table().rows) == 2
+
+
+def test_a_proof_refuses_bad_policies_before_it_replays() -> None:
+    trace = AccessTrace.of(["a"], [100])
+    lines: list[str] = []
+    for bad in ("belady", "lruu"):
+        with pytest.raises(UsageError, match=bad):
+            prove_cache(trace, 500, ("lru", bad), progress=lines.append)
+    assert lines == []
+    with pytest.raises(InvalidArgumentError, match="max_reads"):
+        prove_cache(trace, 500, max_reads=0)
 
 
 def test_a_throttled_origin_returns_the_content() -> None:

@@ -255,6 +255,9 @@ def test_bad_requests_are_refused() -> None:
         predict_cache(AccessTrace.of(["a"], [1], ops=[OPS.index("create")]))
     with pytest.raises(InvalidArgumentError, match="negative"):
         AccessTrace.of(["a"], [-1])
+    for values in ((-1.0,), (0.0, 0.0), (0.0, 1.0, float("nan"))):
+        with pytest.raises(InvalidArgumentError, match="origin"):
+            StorageOrigin(*values)
     with pytest.raises(InvalidArgumentError, match="shape"):
         AccessTrace.of(["a"], [1, 2])
     for bad in (["x"], [float("nan")], np.array([np.nan]), [1 << 70], None):
@@ -300,6 +303,8 @@ def test_recording_follows_forks_and_keeps_the_status(
 
 
 def test_recording_refuses_what_it_cannot_see() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        record_trace([])
     with pytest.raises(UsageError, match="cannot be run"):
         record_trace(["no-such-program-here"])
     with pytest.raises(SlipstreamError, match="no data files"):

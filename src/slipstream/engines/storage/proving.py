@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.arguments import as_integer
 from slipstream.engines.storage.shard_cache import ShardCache, throttled
 from slipstream.engines.storage.simulating import StorageOrigin, capacity_of, reads, simulate
 from slipstream.engines.storage.traces import AccessTrace
@@ -80,10 +81,11 @@ def prove_cache(
     bandwidth of `origin`.
 
     Raises:
-        InvalidArgumentError: the files would take more than 4 GiB, or a policy is belady.
+        InvalidArgumentError: the files would take more than 4 GiB, a policy is belady, or
+            `max_reads` is not positive.
     """
     origin = origin or StorageOrigin()
-    trace = reads(trace).first(max_reads)
+    trace = reads(trace).first(as_integer("max_reads", max_reads))
     sizes = trace.object_bytes
     if sizes.sum() > _MAX_ORIGIN_BYTES:
         raise InvalidArgumentError(
@@ -104,9 +106,13 @@ def prove_cache(
         fetch = throttled(
             lambda name: path_of[name].read_bytes(), origin.latency_ns / 1e9, origin.bytes_per_s
         )
-        for policy in policies:
+        # All caches first, so that an unknown policy is refused before anything is replayed.
+        caches = {
+            policy: ShardCache(folder / f"cache-{policy}", size, fetch, policy=policy)
+            for policy in policies
+        }
+        for policy, cache in caches.items():
             hit = simulate(trace, policy, size)
-            cache = ShardCache(folder / f"cache-{policy}", size, fetch, policy=policy)
             progress(f"{policy}: {len(trace):,} reads")
             start_ns = time.perf_counter_ns()
             for name, context in requests:

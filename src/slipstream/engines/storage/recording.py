@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.engines.storage.traces import OPS, AccessTrace
-from slipstream.errors import SlipstreamError, UsageError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UsageError
 from slipstream.files import temporary_folder
 
 BLIND_SPOTS = (
@@ -29,9 +29,11 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
     deletion. Events that could not be recorded are counted in the notes.
 
     Raises:
-        UsageError: the command does not exist.
+        UsageError: the command is empty or does not exist.
         SlipstreamError: it opened no file.
     """
+    if not command:
+        raise InvalidArgumentError("command", "is empty")
     with temporary_folder("storage") as folder:
         log = folder / "opened"
         try:

@@ -41,11 +41,18 @@ class StorageOrigin:
         latency_ns: of one read.
         bytes_per_s: of one read, after the latency.
         price_per_gb: of 10^9 bytes read, in any currency.
+
+    Raises:
+        InvalidArgumentError: a value is negative, or the bandwidth is 0.
     """
 
     latency_ns: float = 20e6
     bytes_per_s: float = 50e6
     price_per_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.latency_ns >= 0 and self.bytes_per_s > 0 and self.price_per_gb >= 0):
+            raise InvalidArgumentError("origin", f"{self} has a negative value, or no bandwidth")
 
     def read_ns(self, sizes: Int64s) -> Float64s:
         """Return the time of a read of each size [N], float64 [N]."""
@@ -240,7 +247,7 @@ def predict_cache(
     epochs = max((group.epochs for group in epoch_groups(trace, classes, tokens)), default=0)
     outcomes, hits = [], {}
     run = functools.partial(simulate, trace, capacity=size, by_bytes=by_bytes)
-    for policy in policies:
+    for policy in dict.fromkeys(policies):
         progress(policy)
         hits[policy] = hit = run(policy, classes=classes)
         missed = trace.sizes[~hit]
