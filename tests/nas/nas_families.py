@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -47,7 +48,7 @@ class Inverted(nn.Module):
             nn.Conv2d(i, e, 1, bias=False), nn.BatchNorm2d(e), nn.Hardswish(),
             nn.Conv2d(e, e, k, 1, k // 2, groups=e, bias=False), nn.BatchNorm2d(e), nn.ReLU6(),
         )  # fmt: skip
-        self.squeeze = nn.Sequential(nn.Conv2d(e, i, 1), nn.ReLU(), nn.Conv2d(i, e, 1))
+        self.squeeze = nn.Sequential(nn.Conv2d(e, i, 1), nn.PReLU(i), nn.Conv2d(i, e, 1))
         self.excite, self.shortcut = excite, i == o
         self.last = nn.Sequential(nn.Conv2d(e, o, 1, bias=False), nn.BatchNorm2d(o))
 
@@ -138,8 +139,11 @@ class ConvNext(nn.Module):
 class Attention(nn.Module):
     """Attention over packed or grouped projections, with four heads of eight channels."""
 
-    def __init__(self, *, groups: int = 4, packed: bool = True, causal: bool = False) -> None:
+    def __init__(
+        self, *, groups: int = 4, packed: bool = True, causal: bool = False, bias: int = 0
+    ) -> None:
         super().__init__()
+        self.bias = nn.Parameter(torch.randn(4, bias, bias)) if bias else None
         self.groups, self.packed, self.causal = groups, packed, causal
         self.qkv = nn.Linear(32, 96 if packed else 32)
         self.kv = nn.Linear(32, 16 * groups)
@@ -158,7 +162,7 @@ class Attention(nn.Module):
                 y.view(b, t, self.groups, 8).transpose(1, 2).repeat_interleave(4 // self.groups, 1)
                 for y in (k, v)
             )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        y = F.scaled_dot_product_attention(q, k, v, self.bias, is_causal=self.causal)
         return self.out(y.transpose(1, 2).reshape(b, t, c))
 
 
@@ -180,7 +184,7 @@ class ViT(nn.Module):
         self.patch = nn.Conv2d(3, 32, 4, 4)
         self.token = nn.Parameter(torch.randn(1, 1, 32))
         self.position = nn.Parameter(torch.randn(1, 17, 32))
-        self.layers = nn.Sequential(Layer(), Layer())
+        self.layers = nn.Sequential(Layer(), Layer(bias=17))
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -195,12 +199,13 @@ class Gpt(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, 32)
+        self.position = nn.Parameter(torch.randn(10, 32))
         self.layers = nn.ModuleList(Layer(groups=2, packed=False, causal=True) for _ in range(2))
         self.head = nn.Linear(32, 50, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.embedding(x)
+        y = self.embedding(x) + self.position[: x.shape[1]]
         for layer in self.layers:
             y = layer(y)
         return self.head(y)
@@ -243,11 +248,11 @@ class Mixer(nn.Module):
         return self.head((y + self.channels(y)).mean(1))
 
 
-class Lstm(nn.Module):
-    def __init__(self) -> None:
+class Recurrent(nn.Module):
+    def __init__(self, kind: Any = nn.LSTM) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, 16)
-        self.lstm = nn.LSTM(16, 24, num_layers=2, bidirectional=True, batch_first=True)
+        self.lstm = kind(16, 24, num_layers=2, bidirectional=True, batch_first=True)
         self.head = nn.Linear(48, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -281,7 +286,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] 
     "efficientnet": (lambda: mobilenet(excite=True), image), "densenet": (Dense, image),
     "shufflenet": (Shuffle, image), "unet": (UNet, image), "convnext": (ConvNext, image),
     "vit": (ViT, image), "gpt": (Gpt, tokens), "swin": (Swin, image), "mixer": (Mixer, image),
-    "lstm": (Lstm, tokens), "bert": (Bert, tokens),
+    "lstm": (Recurrent, tokens), "rnn": (lambda: Recurrent(nn.RNN), tokens), "bert": (Bert, tokens),
     "bottleneck": (lambda: nn.Sequential(nn.Conv2d(3, 32, 3), Basic(32, 32, 1, middle=8),
                                          nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                                          nn.Linear(32, 10)), image),

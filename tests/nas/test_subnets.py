@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,8 @@ def built(family: str) -> tuple[nn.Module, torch.Tensor, Supernet]:
 def test_every_subnet_equals_its_export(family: str) -> None:
     model, x, net = built(family)
     torch.testing.assert_close(net.configure({})(x), model(x), rtol=0, atol=0)
-    # A mixer's token layers have the number of patches, which the input fixes.
-    assert net.space.coverage >= (0.97 if family != "mixer" else 0.9)
+    # The token layers of a mixer and the bias of attention have the number of tokens.
+    assert net.space.coverage >= {"mixer": 0.9, "vit": 0.95}.get(family, 0.97)
     rng = np.random.default_rng(0)
     for config in (net.space.smallest, *(net.space.sample(rng) for _ in range(3))):
         exported = net.export(config)
@@ -41,7 +43,8 @@ def test_every_subnet_equals_its_export(family: str) -> None:
         size = estimate(net, config)
         assert sum(p.numel() for p in exported.parameters()) == size["params"]
         assert len(exported(torch.cat([x, x[:1]]))) == len(x) + 1
-        if family not in ("lstm", "vit", "bert", "gpt"):  # the reference counts no attention on CPU
+        # The reference counts neither recurrent layers nor attention on CPU.
+        if family not in ("lstm", "rnn", "vit", "bert", "gpt"):
             with FlopCounterMode(display=False) as counter:
                 exported(x)
             assert counter.get_total_flops() == 2 * len(x) * size["macs"]
@@ -58,6 +61,42 @@ def test_flatten_before_a_linear_layer_stays_searchable() -> None:
     _, _, net = built("resnet")
     assert ("7.weight", 1) not in net.space.reasons
     assert net.export(net.space.smallest).get_submodule("7").in_features == 4 * 8
+
+
+def test_rows_of_a_position_table_that_the_example_does_not_read_stay() -> None:
+    _, _, net = built("gpt")
+    assert "looked up by index" in net.space.reasons["position", 0]
+
+
+def test_recurrent_layers_are_counted() -> None:
+    _, x, net = built("rnn")
+    weights = sum(p.numel() for p in net.parameters() if p.dim() == 2)
+    unread = 50 * 16 + 5 * 48  # the embedding, and the head, which reads one step
+    assert estimate(net, {})["macs"] == x.shape[1] * (weights - unread) + 5 * 48
+
+
+def test_copies_and_loaded_states_have_the_same_subnets() -> None:
+    model, x, _ = built("resnet")
+    net = Supernet(derive_space(model, x))
+    copied, other = copy.deepcopy(net), Supernet(derive_space(resnet(), x))
+    other.load_state_dict(net.state_dict())
+    expected = net.configure(net.space.smallest)(x)
+    for same in (copied, other):
+        actual = same.configure(net.space.smallest)(x)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    with torch.no_grad():
+        copied.tensor("0.weight").zero_()
+    assert net.tensor("0.weight").any()
+    with pytest.raises(WorkloadError, match=r"state_dict\(\)"):
+        pickle.dumps(net)
+    with pytest.raises(InvalidArgumentError, match="another architecture space"):
+        other.load_state_dict(built("vit")[2].state_dict())
+
+
+def test_frozen_parameters_count() -> None:
+    model = copy.deepcopy(built("resnet")[0]).requires_grad_(False)
+    net = Supernet(derive_space(model, built("resnet")[1]))
+    assert estimate(net)["params"] == sum(p.numel() for p in model.parameters())
 
 
 def test_heads_are_removed_whole() -> None:
@@ -81,8 +120,14 @@ def test_an_exported_subnet_is_plain_and_trains() -> None:
     assert all(p.grad is not None for p in exported.parameters())
 
 
-def test_written_source_computes_the_same(tmp_path: Path) -> None:
-    _, x, net = built("vit")
+@pytest.mark.parametrize("family", ["vit", "bfloat16"])
+def test_written_source_computes_the_same(family: str, tmp_path: Path) -> None:
+    if family == "vit":
+        _, x, net = built("vit")
+    else:
+        conv = nn.Conv2d(3, 16, 3, padding="same")
+        x = torch.randn(2, 3, 8, 8).bfloat16()
+        net = Supernet(derive_space(nn.Sequential(conv, nn.Conv2d(16, 2, 1)).bfloat16(), x))
     exported = net.export(net.space.smallest)
     write_module(exported, tmp_path / "small.py")
     spec = importlib.util.spec_from_file_location("small", tmp_path / "small.py")
@@ -96,8 +141,11 @@ def test_written_source_computes_the_same(tmp_path: Path) -> None:
 
 def test_kept_layers_are_not_searchable() -> None:
     model, x, _ = built("resnet")
-    space = derive_space(model, x, keep=["0", "4.*"])
-    assert set(space.choices) == {"width_3_0_conv1", "width_3_1_conv1", "depth_3"}
+    for four in ("4", "4.*"):
+        space = derive_space(model, x, keep=["0", four])
+        assert set(space.choices) == {"width_3_0_conv1", "width_3_1_conv1", "depth_3"}
+    with pytest.raises(InvalidArgumentError, match="matches no parameter"):
+        derive_space(model, x, keep="layer9")
 
 
 def test_training_and_search_use_shared_weights() -> None:
@@ -121,8 +169,11 @@ def test_training_and_search_use_shared_weights() -> None:
     assert best is not None
     assert estimate(net, best.candidate)["macs"] <= 0.6 * whole
 
-    with pytest.raises(InvalidArgumentError, match="no architecture has macs"):
-        search(net, score, constraints={"macs": "<= 0.001x"})
+    for limit in ("<= 0.001x", ">= 1.5x"):
+        with pytest.raises(InvalidArgumentError, match="no architecture has macs"):
+            search(net, score, constraints={"macs": limit})
+    with pytest.raises(InvalidArgumentError, match="is not a limit"):
+        search(net, score, constraints={"macs": "<= nan"})
     with pytest.raises(UnknownNameError, match="latency"):
         search(net, score, constraints={"latency": "<= 0.5x"})
 
@@ -132,7 +183,29 @@ def test_calibration_uses_the_subnets_own_statistics() -> None:
     exported = net.export(net.space.smallest)
     calibrate(exported, [x])
     seen = exported.get_submodule("0")(x)
-    torch.testing.assert_close(exported.get_submodule("1").running_mean, seen.mean((0, 2, 3)))
+    for batches in ([], x):
+        calibrate(exported, batches)
+        torch.testing.assert_close(exported.get_submodule("1").running_mean, seen.mean((0, 2, 3)))
+
+
+def test_training_refuses_what_it_cannot_train() -> None:
+    model, _, net = built("resnet")
+    weights, loss = torch.optim.SGD(net.parameters()), nn.functional.cross_entropy
+    with pytest.raises(InvalidArgumentError, match=r"lambda: loader"):
+        fit(net, [], loss, weights)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="no weights of the supernet"):
+        fit(net, list, loss, torch.optim.SGD(model.parameters()))
+    with pytest.raises(InvalidArgumentError, match="is not a Supernet"):
+        estimate(model)  # type: ignore[arg-type]
+
+    def interrupted() -> Any:
+        yield torch.randn(2, 3, 16, 16), torch.tensor([0, 1])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(net, interrupted, loss, weights)
+    assert net.config == net.space.full
+    assert not net.training
 
 
 class _Branch(nn.Module):
@@ -153,6 +226,8 @@ class _InPlace(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), _Branch()), "_Branch.forward"),
         (nn.Sequential(nn.Linear(4, 4), _InPlace()), "in place"),
         (nn.Linear(4, 4), "nothing to search"),
+        (nn.Linear(3, 4), "fails on the example inputs"),
+        (torch.relu, "is not a torch.nn.Module"),
     ],
 )
 def test_models_without_a_space_are_refused(model: Any, text: str) -> None:

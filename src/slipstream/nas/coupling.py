@@ -20,6 +20,7 @@ from scipy.sparse.csgraph import connected_components
 from torch.fx import GraphModule, Node
 
 from slipstream.nas.trace import attribute, op_name, owner_of, shape_of
+from slipstream.surgery.fx import arguments_of
 
 Labels = NDArray[np.int64]
 Axes = list[Labels | None]
@@ -29,10 +30,11 @@ INDICES = "its positions are looked up by index"
 _SAME = frozenset({
     "dropout", "feature_dropout", "contiguous", "clone", "to", "detach", "alias", "type_as",
     "_to_copy", "cumsum", "softmax", "log_softmax", "lift_fresh_copy", "hardtanh", "masked_fill",
-    "prelu", "hardswish", "hardsigmoid", "relu6", "silu", "mish", "selu", "where", "layer_norm",
-    "rms_norm", "batch_norm", "instance_norm", "bernoulli", "float", "_assert_tensor_metadata",
+    "hardswish", "hardsigmoid", "relu6", "silu", "mish", "selu", "where", "bernoulli", "float",
+    "_assert_tensor_metadata",
 })  # fmt: skip
 _REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "var", "std", "norm", "linalg_vector_norm"})
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _FACTORIES = frozenset({"zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty"})
 VIEWS = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
 _THROUGH = frozenset({"contiguous", "clone", "transpose", "permute", "unsqueeze", "squeeze"})
@@ -188,30 +190,22 @@ def _of(c: Coupling, node: Node, number: int) -> Axes:
 
 
 def argument(node: Node, number: int, default: Any = None) -> Any:
-    """Return argument `number` of an operator, in the order of its schema."""
-    if number < len(node.args):
-        return node.args[number]
-    schema: Any = getattr(node.target, "_schema", None)
-    if schema is None or number >= len(schema.arguments):
-        return default
-    declared = schema.arguments[number]
-    if declared.name in node.kwargs:
-        return node.kwargs[declared.name]
-    return declared.default_value if declared.has_default_value() else default
+    """Return argument `number` of an operator in schema order; `default` if it has fewer."""
+    arguments = arguments_of(node)
+    return arguments[number] if number < len(arguments) else default
 
 
-def _broadcast(c: Coupling, node: Node, operands: Sequence[Axes], rank: int) -> Axes:
-    result: Axes = [None] * rank
-    sizes = shape_of(node.meta["val"])
-    for k in range(1, rank + 1):
-        whole = [axes[-k] for axes in operands if len(axes) >= k]
-        labelled = [a for a in whole if a is not None]
-        if not labelled:
-            continue
-        longest = max(labelled, key=len)
-        for a in labelled:
-            c.tie(longest, a, node)
-        result[-k] = longest if len(longest) == sizes[-k] else None
+def _broadcast(
+    c: Coupling, node: Node, operands: Sequence[tuple[Axes, tuple[int, ...]]], sizes: Sequence[int]
+) -> Axes:
+    """Connect axes and sizes of operands that are broadcast to `sizes`."""
+    result: Axes = [None] * len(sizes)
+    for k, size in enumerate(reversed(sizes), 1):
+        # An axis of size 1 is repeated.
+        whole = [a[-k] for a, found in operands if len(a) >= k and found[-k] == size > 1]
+        for labels in whole:
+            first = result[-k] if result[-k] is not None else whole[0]
+            result[-k] = c.tie(first, labels, node)
     return result
 
 
@@ -219,27 +213,10 @@ def _elementwise(c: Coupling, node: Node) -> Any:
     name, value = op_name(node), node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return None
-    if name in ("batch_norm", "instance_norm"):
-        x = _of(c, node, 0)
-        for number in range(1, 5):
-            for a in _of(c, node, number)[:1]:
-                c.tie(x[1], a, node)
-        return x
-    if name in ("layer_norm", "rms_norm"):
-        x = _of(c, node, 0)
-        for number in (2, 3):
-            for k, a in enumerate(reversed(_of(c, node, number)), 1):
-                c.tie(x[-k], a, node)
-        return x
-    sources = [s for s in node.all_input_nodes if len(_size(s)) == len(c.axes[s])]
-    result = _broadcast(c, node, [c.axes[s] for s in sources], value.dim())
-    sizes = shape_of(value)
-    # A labelled axis that is not broadcast must not meet one of fixed size.
-    for source in sources:
-        axes, found = c.axes[source], _size(source)
-        for k in range(1, min(len(axes), len(sizes)) + 1):
-            if axes[-k] is None and result[-k] is not None and found[-k] == sizes[-k] > 1:
-                c.freeze(result[-k], "it meets a dimension of fixed size", node)
+    operands = [(c.axes[s], _size(s)) for s in node.all_input_nodes]
+    result = _broadcast(
+        c, node, [(a, size) for a, size in operands if len(a) == len(size)], shape_of(value)
+    )
     if name in ("softmax", "log_softmax", "cumsum"):
         c.freeze(result[argument(node, 1)], f"{name} runs over it", node)
     return result
@@ -295,13 +272,30 @@ def _embedding(c: Coupling, node: Node) -> Axes:
     return [*_of(c, node, 1), w[1]]
 
 
-def _group_norm(c: Coupling, node: Node) -> Axes:
+def _channelwise(c: Coupling, node: Node) -> Axes | None:
+    """Connect channels to weights and statistics, one number per channel."""
+    x = _of(c, node, 0)
+    if len(x) < 2:
+        return None
+    for number in range(1, 5):
+        source = argument(node, number)
+        if isinstance(source, Node) and _size(source) != (1,):
+            c.tie(x[1], c.axes[source][0], node)
+    return x
+
+
+def _group_norm(c: Coupling, node: Node) -> Axes | None:
     x = _of(c, node, 0)
     if x[1] is not None:
         c.rows_alike(x[1], int(argument(node, 1)))
+    return _channelwise(c, node)
+
+
+def _layer_norm(c: Coupling, node: Node) -> Axes:
+    x = _of(c, node, 0)
     for number in (2, 3):
-        for a in _of(c, node, number):
-            c.tie(x[1], a, node)
+        for k, a in enumerate(reversed(_of(c, node, number)), 1):
+            c.tie(x[-k], a, node)
     return x
 
 
@@ -347,6 +341,11 @@ def _attention(c: Coupling, node: Node) -> Axes:
             a = q[n]
             repeats = len(a) // len(other) if a is not None and other is not None else 1
             c.tie(a, np.repeat(other, repeats) if other is not None else None, node)
+    mask = argument(node, 3)
+    if isinstance(mask, Node):
+        scores = (*_size(argument(node, 0))[:-1], _size(argument(node, 1))[-2])
+        operands = [(c.axes[mask], _size(mask)), ([*q[:-1], k[-2]], scores)]
+        _broadcast(c, node, operands, scores)
     return [*q[:-1], v[-1]]
 
 
@@ -416,6 +415,9 @@ def _slice(c: Coupling, node: Node) -> Axes | None:
             return None
         if step not in (1, None):
             c.freeze(labels, "it is read in steps", node)
+        if argument(node, 0).op == "get_attr" and len(labels[start:end]) < len(labels):
+            # Such as a table of positions, of which longer inputs read more.
+            c.freeze(labels, INDICES, node)
         x[axis] = labels[start:end] if step in (1, None) else None
     return x
 
@@ -639,15 +641,17 @@ def _merge(c: Coupling, node: Node, factors: list[tuple[int, Labels | None]]) ->
 
 _Rule = Callable[[Coupling, Node], Any]
 _RULES: dict[str, _Rule] = {
-    "linear": _linear, "embedding": _embedding, "group_norm": _group_norm, "matmul": _matmul,
+    "linear": _linear, "embedding": _embedding, "matmul": _matmul, "mm": _matmul,
+    "group_norm": _group_norm, "layer_norm": _layer_norm, "rms_norm": _layer_norm,
+    "batch_norm": _channelwise, "instance_norm": _channelwise, "prelu": _channelwise,
     "bmm": _matmul, "scaled_dot_product_attention": _attention, "cat": _cat, "stack": _stack,
     "split": _split, "split_with_sizes": _split, "chunk": _split, "unbind": _unbind,
     "getitem": _getitem, "slice": _slice, "select": _select, "transpose": _permute,
     "permute": _permute, "t": _permute, "unsqueeze": _reshape_one, "squeeze": _reshape_one,
     "expand": _expand, "expand_as": _expand, "repeat": _repeat, "pad": _pad,
     "repeat_interleave": _repeat_interleave,
-    "constant_pad_nd": _pad, "roll": _roll, "index": _index, "lstm": _recurrent,
-    "gru": _recurrent, "rnn_tanh": _recurrent, "rnn_relu": _recurrent,
+    "constant_pad_nd": _pad, "roll": _roll, "index": _index,
+    **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(_REDUCTIONS, _reduction), **dict.fromkeys(_FACTORIES, _factory),
     **dict.fromkeys(VIEWS, _view),
     **{f"conv{t}{d}d": _convolution for t in ("", "_transpose") for d in (1, 2, 3)},

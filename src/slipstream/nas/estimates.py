@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.nas.coupling import argument
-from slipstream.nas.supernet import Subnet, Supernet
+from torch import nn
+
+from slipstream.nas.coupling import RECURRENT, argument
+from slipstream.nas.supernet import Subnet, Supernet, need_supernet
 from slipstream.nas.trace import op_name
 from slipstream.search import Candidate
 
@@ -26,7 +28,7 @@ def estimate(net: Supernet, config: Mapping[str, Any] | Candidate | None = None)
         layers, matmuls and attention per sample of the example batch. ``weight_bytes``: bytes of
         parameters and buffers.
     """
-    chosen = net.config if config is None else net.space.checked(config)
+    chosen = need_supernet(net).config if config is None else net.space.checked(config)
     subnet = Subnet(net, chosen)
     params = size = macs = 0
     seen: set[int] = set()
@@ -40,7 +42,7 @@ def estimate(net: Supernet, config: Mapping[str, Any] | Candidate | None = None)
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 count = math.prod(subnet.shape(node))
-                params += count if tensor.requires_grad else 0
+                params += count if isinstance(tensor, nn.Parameter) else 0
                 size += count * tensor.element_size()
         elif subnet.runs(node):
             macs += _macs(subnet, node)
@@ -53,14 +55,12 @@ def _macs(subnet: Subnet, node: Any) -> int:
         positions = subnet.shape(node.args[0] if "transpose" in name else node)
         weight = subnet.shape(node.args[1])
         return positions[0] * math.prod(positions[2:]) * math.prod(weight)
-    if name == "linear":
-        return math.prod(subnet.shape(node)) * subnet.shape(node.args[0])[-1]
-    if name in ("matmul", "bmm"):
+    if name in ("linear", "matmul", "bmm", "mm"):
         return math.prod(subnet.shape(node)) * subnet.shape(node.args[0])[-1]
     if name == "scaled_dot_product_attention":
         query, key = subnet.shape(node.args[0]), subnet.shape(node.args[1])
         return math.prod(query[:-1]) * key[-2] * (query[-1] + subnet.shape(node)[-1])
-    if name in ("lstm", "gru"):
+    if name in RECURRENT:
         x = subnet.shape(node.args[0])
         weights = [subnet.shape(w) for w in argument(node, 2)]
         return x[0] * x[1] * sum(math.prod(w) for w in weights if len(w) == 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.nas.estimates import METRICS, estimate
-from slipstream.nas.supernet import Supernet
+from slipstream.nas.supernet import Supernet, need_supernet
 from slipstream.provenance import Provenance
 from slipstream.search import Estimator, Study, study
+from slipstream.search.metrics import parse_limits
+from slipstream.units import with_article
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -43,34 +48,53 @@ def fit(
         optimizer: optimizer of ``net.parameters()``.
 
     Raises:
+        InvalidArgumentError: `batches` is not a function, or `optimizer` is that of another model.
         UnknownNameError: `sampling` is unknown.
     """
     if sampling not in ("sandwich", "single-path"):
         raise UnknownNameError("sampling", sampling, ("sandwich", "single-path"))
-    rng, space = np.random.default_rng(seed), net.space
+    if not callable(batches):
+        raise InvalidArgumentError(
+            "batches", f"{with_article(type(batches).__name__)} is not a function",
+            remedy="pass a function that returns the batches of an epoch: lambda: loader",
+        )  # fmt: skip
+    space, own = need_supernet(net).space, {id(p) for p in net.parameters()}
+    if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+        raise InvalidArgumentError(
+            "optimizer", "it trains no weights of the supernet, which are copies of the model's",
+            remedy="create it with net.parameters()",
+        )  # fmt: skip
+    rng = np.random.default_rng(seed)
+    extremes, drawn = ([], 1) if sampling == "single-path" else (
+        [space.full, space.smallest], as_integer("subnets", subnets, 0))  # fmt: skip
     net.train()
-    for _ in range(epochs):
-        for inputs, target in batches():
-            optimizer.zero_grad()
-            configs = [space.sample(rng)]
-            if sampling == "sandwich":
-                others = [space.sample(rng) for _ in range(subnets - 1)]
-                configs = [space.full, space.smallest, *configs, *others]
-            for config in configs:
-                net.configure(config)
-                (loss(net(inputs), target) / len(configs)).backward()
-            optimizer.step()
-    net.configure(space.full)
-    net.eval()
+    try:
+        for _ in range(as_integer("epochs", epochs)):
+            for inputs, target in batches():
+                optimizer.zero_grad()
+                configs = [*extremes, *(space.sample(rng) for _ in range(drawn))]
+                for config in configs:
+                    net.configure(config)
+                    (loss(net(inputs), target) / len(configs)).backward()
+                optimizer.step()
+    finally:
+        net.configure(space.full)
+        net.eval()
 
 
-def calibrate(module: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
+def calibrate(module: nn.Module, inputs: Iterable[torch.Tensor] | torch.Tensor) -> None:
     """Recompute the running statistics of batch norms as means over `inputs`.
 
     The statistics of the whole model are wrong for a sub-network, which therefore ranks at random.
+    Without inputs nothing changes.
+
+    Args:
+        module: result of `Supernet.export`.
+        inputs: batches for ``module(batch)``; a single tensor is one batch.
     """
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
-    if not norms:
+    batches = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if not norms or not batches:
         return
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -78,7 +102,7 @@ def calibrate(module: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
         norm.momentum = None
         norm.train()
     with torch.no_grad():
-        for batch in inputs:
+        for batch in batches:
             module(batch)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
@@ -91,7 +115,7 @@ def search(
     *,
     constraints: Mapping[str, str] | None = None,
     minimize: Sequence[str] = (),
-    calibration: Sequence[torch.Tensor] = (),
+    calibration: Sequence[torch.Tensor] | torch.Tensor = (),
     strategy: str = "evolution",
     seed: int = 0,
     store: str | Path | None = None,
@@ -106,14 +130,15 @@ def search(
         constraints: limits of ``params``, ``macs`` and ``weight_bytes``, such as ``"<= 2e6"``, or
             ``"<= 0.5x"`` of the whole model.
         minimize: metrics to minimise next to the score, for a Pareto set.
-        calibration: inputs on which batch norms are recomputed before a sub-network is scored.
+        calibration: batches on which batch norms are recomputed before a sub-network is scored.
         strategy: strategy of `slipstream.search`.
         store: file of the study; None to keep it in memory.
 
     Raises:
-        InvalidArgumentError: even the smallest sub-network breaks a constraint.
+        InvalidArgumentError: a constraint is malformed, or no sub-network satisfies it.
         UnknownNameError: a metric is unknown.
     """
+    need_supernet(net)
     for metric in (*(constraints or {}), *minimize):
         if metric not in METRICS:
             raise UnknownNameError("metric", metric, METRICS)
@@ -136,28 +161,21 @@ def search(
 
 
 def _absolute(net: Supernet, metric: str, text: str) -> str:
-    """Return a limit that is a multiple of the whole model as a number, and check it."""
-    sign, _, bound = text.strip().partition("=")
-    if sign != "<":
-        raise InvalidArgumentError(
-            "constraints", f"'{metric} {text}' is not an upper limit", remedy="write '<= 0.5x'"
-        )
+    """Return a limit with multiples of the whole model as numbers, and check it."""
     whole, least = estimate(net, net.space.full)[metric], estimate(net, net.space.smallest)[metric]
-    try:
-        bound = bound.strip()
-        value = float(bound[:-1]) * whole if bound.endswith("x") else float(bound)
-    except ValueError:
-        raise InvalidArgumentError(
-            "constraints", f"'{bound}' of {metric} is not a number",
-            remedy="write a number, or a multiple of the whole model such as 0.5x",
-        ) from None  # fmt: skip
-    if least > value:
-        raise InvalidArgumentError(
-            "constraints", f"no architecture has {metric} <= {value:,.0f}: the smallest has "
-            f"{least:,}, the whole model {whole:,}",
-            remedy=f"allow at least {least / whole:.2f}x, or search a wider space",
-        )  # fmt: skip
-    return f"<= {value:.0f}" + (METRICS[metric] and f" {METRICS[metric]}")
+
+    def multiple(match: re.Match[str]) -> str:
+        return f"{math.floor(float(match[1]) * whole)} {METRICS[metric]}".strip()
+
+    absolute = re.sub(r"(\d+\.?\d*|\.\d+)\s*x", multiple, str(text))
+    for limit in parse_limits({metric: absolute}, METRICS):
+        if limit.violation(least if limit.op[0] == "<" else whole):
+            raise InvalidArgumentError(
+                "constraints", f"no architecture has {metric} {absolute}: the smallest has "
+                f"{least:,}, the whole model {whole:,}",
+                remedy="choose a limit in between, or search a wider space",
+            )  # fmt: skip
+    return absolute
 
 
 def _start(net: Supernet, limits: Mapping[str, str]) -> list[dict[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,13 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.arguments import as_integer
+from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.nas.coupling import INDICES, OUTPUT, Coupling, Labels, argument, couple
 from slipstream.nas.trace import attribute, op_name, owner_of, shape_of, trace
 from slipstream.search import Candidate, Categorical, Space
 from slipstream.tables import Column, Table
+from slipstream.units import with_article
 
 # Fraction of units that the narrowest choice retains, and the maximum number of choices.
 _MIN_WIDTH = 0.25
@@ -85,6 +88,15 @@ class ArchitectureSpace:
     space: Space
     reasons: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
+    def __deepcopy__(self, memo: object) -> ArchitectureSpace:
+        return self  # a copy of a supernet has its own weights, on the same space
+
+    def __reduce__(self) -> str:
+        raise WorkloadError(
+            "an architecture space cannot be pickled",
+            remedy="save the supernet's state_dict(), and load it after deriving the space again",
+        )
+
     @property
     def full(self) -> dict[str, int]:
         """Configuration of the whole model."""
@@ -99,10 +111,15 @@ class ArchitectureSpace:
         """Return a configuration with the largest choice for every name that it leaves out.
 
         Raises:
-            InvalidArgumentError: a value is not one of its choices.
+            InvalidArgumentError: a value is not one of its choices, or `config` is not a mapping.
             UnknownNameError: a name is not a parameter of the space.
         """
         values = config.values if isinstance(config, Candidate) else config
+        if not isinstance(values, Mapping):
+            raise InvalidArgumentError(
+                "config", f"{with_article(type(values).__name__)} is not a mapping",
+                remedy="pass values by name; {} is the whole model",
+            )  # fmt: skip
         return dict(self.space.checked({**self.full, **values}))
 
     def sample(self, rng: np.random.Generator) -> dict[str, int]:
@@ -111,9 +128,9 @@ class ArchitectureSpace:
 
     @property
     def coverage(self) -> float:
-        """Fraction of channel axes not tied to inputs or outputs of the model that can shrink.
+        """Fraction of positions of parameters' axes that can shrink.
 
-        Axes of parameters are counted by position.
+        Axes that are outputs of the model or looked up by index are excluded.
         """
         searchable = excluded = 0
         for name, axes in self.coupling.parameters.items():
@@ -137,7 +154,7 @@ class ArchitectureSpace:
         first = Table(
             [Column("parameter"), Column("kind"), Column("choices"), Column("first at")], rows,
             notes=[f"10^{size:.1f} architectures; {self.coverage:.0%} of the channel dimensions "
-                   "that the inputs and outputs do not fix are searchable"],
+                   "that the model's outputs do not fix are searchable"],
         )  # fmt: skip
         fixed = [[name, str(axis), why] for (name, axis), why in self.reasons.items()]
         second = Table([Column("not searchable"), Column("axis", "right"), Column("reason")], fixed)
@@ -164,15 +181,22 @@ def derive_space(
         keep: globs of names of parameters or modules that stay unchanged.
 
     Raises:
-        InvalidArgumentError: nothing in the model is searchable; the error lists the reasons.
+        InvalidArgumentError: nothing in the model is searchable (the error lists the reasons), or
+            a glob of `keep` matches nothing.
         WorkloadError: the model cannot be traced.
     """
-    examples = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    if channel_multiple < 1:
-        raise InvalidArgumentError("channel_multiple", f"{channel_multiple} is not positive")
+    examples = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    multiple = as_integer("channel_multiple", channel_multiple)
+    keep = (keep,) if isinstance(keep, str) else tuple(keep)
     module = trace(model, examples)
     coupling = couple(module)
-    found, reasons = _widths(coupling, channel_multiple, keep)
+    for glob in keep:
+        if not any(_is_kept(name, (glob,)) for name in coupling.parameters):
+            raise InvalidArgumentError(
+                "keep", f"{glob!r} matches no parameter or module",
+                remedy=f"for example {next(iter(coupling.parameters), '')}",
+            )  # fmt: skip
+    found, reasons = _widths(coupling, multiple, keep)
     choices: dict[str, Width | Depth | Kernel] = {}
     derived: list[Width | Depth | Kernel] = [*found, *_depths(module, keep)]
     for choice in (*derived, *_kernels(module, keep)):
@@ -190,10 +214,9 @@ def derive_space(
 
 
 def _is_kept(name: str, keep: Sequence[str]) -> bool:
-    return any(
-        fnmatch.fnmatch(name, glob) or fnmatch.fnmatch(name.rpartition(".")[0], glob)
-        for glob in keep
-    )
+    """Whether `keep` matches a parameter or module, or a module around it."""
+    around = itertools.accumulate(name.split("."), "{}.{}".format)
+    return any(fnmatch.fnmatchcase(path, str(glob)) for path in around for glob in keep)
 
 
 def _is_outside(why: str) -> bool:

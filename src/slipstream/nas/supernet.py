@@ -10,10 +10,12 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from slipstream.nas.coupling import VIEWS, Labels, argument
-from slipstream.nas.space import ArchitectureSpace, Depth, Kernel, Width
+from slipstream.errors import InvalidArgumentError
+from slipstream.nas.coupling import RECURRENT, VIEWS, Labels, argument
+from slipstream.nas.space import ArchitectureSpace, Kernel, Width
 from slipstream.nas.trace import attribute, op_name, owner_of, shape_of
 from slipstream.search import Candidate
+from slipstream.units import with_article
 
 _FACTORIES = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "new_zeros": 1, "new_ones": 1,
               "new_full": 1}  # fmt: skip
@@ -25,21 +27,36 @@ class Supernet(nn.Module):
 
     The weights are those of the space, a copy of the model's. `configure` selects the sub-network
     that `forward` runs: slices of the weights, without skipped blocks. At first it is the whole
-    model. In training mode batch norms use the statistics of the batch, since those of one width
-    are wrong for another; see `calibrate`.
+    model. ``state_dict()`` includes the order in which units are removed. In training mode batch
+    norms use the statistics of the batch, since those of one width are wrong for another; see
+    `calibrate`.
 
     Args:
         space: result of `derive_space`.
+
+    Raises:
+        InvalidArgumentError: `space` is something else, such as the model.
     """
 
     def __init__(self, space: ArchitectureSpace) -> None:
         super().__init__()
+        if not isinstance(space, ArchitectureSpace):
+            raise InvalidArgumentError(
+                "space", f"{with_article(type(space).__name__)} is not an ArchitectureSpace",
+                remedy="pass the result of ss.nas.derive_space(model, inputs)",
+            )  # fmt: skip
         self.space = space
-        self.net = space.module
+        self.net = nn.Module()
+        for name in dict.fromkeys(str(n.target) for n in self.nodes if n.op == "get_attr"):
+            attach(self.net, name, attribute(space.module, name))
         self._config = space.full
-        self.nodes = list(space.module.graph.nodes)
         self.rank()
         self.eval()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The operators of the whole model, in order."""
+        return list(self.space.module.graph.nodes)
 
     @property
     def config(self) -> dict[str, int]:
@@ -64,6 +81,23 @@ class Supernet(nn.Module):
     def rank(self) -> None:
         """Order the units of each width by the current L1 norm of their weights."""
         self.order = self._importance()
+
+    def get_extra_state(self) -> dict[str, torch.Tensor]:
+        """Return the order of units for ``state_dict``."""
+        return {name: torch.from_numpy(order) for name, order in self.order.items()}
+
+    def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Restore the order of units.
+
+        Raises:
+            InvalidArgumentError: the state is that of another space.
+        """
+        if {n: len(o) for n, o in state.items()} != {n: len(o) for n, o in self.order.items()}:
+            raise InvalidArgumentError(
+                "state_dict", "it is that of another architecture space",
+                remedy="derive the space from the same model with the same options",
+            )  # fmt: skip
+        self.order = {name: order.cpu().numpy() for name, order in state.items()}
 
     def _importance(self) -> dict[str, Labels]:
         """Return the units of each width, in descending order of the L1 norm of their weights."""
@@ -90,7 +124,14 @@ class Supernet(nn.Module):
         return tensor
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Run the configured sub-network."""
+        """Run the configured sub-network.
+
+        Raises:
+            InvalidArgumentError: the model takes another number of tensors.
+        """
+        count = sum(node.op == "placeholder" for node in self.nodes)
+        if len(inputs) != count:
+            raise InvalidArgumentError("inputs", f"got {len(inputs)}, but the model takes {count}")
         subnet = Subnet(self, self._config)
         values: dict[Node, Any] = {}
         remaining = iter(inputs)
@@ -123,6 +164,20 @@ class Supernet(nn.Module):
         return Subnet(self, chosen).module()
 
 
+def need_supernet(net: object) -> Supernet:
+    """Return `net`.
+
+    Raises:
+        InvalidArgumentError: it is something else, such as the model.
+    """
+    if not isinstance(net, Supernet):
+        kind = with_article(type(net).__name__)
+        raise InvalidArgumentError(
+            "net", f"{kind} is not a Supernet", remedy="pass ss.nas.Supernet(space)"
+        )
+    return net
+
+
 class Subnet:
     """One configuration of a supernet: which positions, operators and arguments it retains.
 
@@ -142,7 +197,7 @@ class Subnet:
                 removed[choice.components[net.order[name][config[name] :]]] = True
             elif isinstance(choice, Kernel):
                 self.kernels[choice.weight] = config[name]
-            elif isinstance(choice, Depth):
+            else:
                 for _, sums in choice.blocks[config[name] :]:
                     self.skipped.update(dict(sums))
         self._retained = ~removed[coupling.raw]
@@ -252,7 +307,7 @@ class Subnet:
             put(5, training)
         elif name == "dropout":
             put(2, training)
-        elif name in ("lstm", "gru"):
+        elif name in RECURRENT:
             put(6, training)
         return target, tuple(args), kwargs
 
@@ -286,7 +341,7 @@ class Subnet:
                 copies[node] = graph.get_attr(str(node.target))
                 if str(node.target) not in made:
                     made.add(str(node.target))
-                    _attach(root, str(node.target), self._copied(node))
+                    attach(root, str(node.target), self._copied(node))
             elif node.op == "call_function":
                 target, args, kwargs = self.call(node)
                 layer = _layer(node, args, self)
@@ -294,7 +349,7 @@ class Subnet:
                     path = owner_of(node)
                     if not _is_torch_layer(node):
                         path = f"{path}.{node.name}_layer".lstrip(".")
-                    _attach(root, path, layer)
+                    attach(root, path, layer)
                     copies[node] = graph.call_module(path, (copies[args[0]],))
                 else:
                     mapped = torch.fx.map_arg((args, kwargs), copies.__getitem__)
@@ -314,16 +369,15 @@ class Subnet:
         return nn.Parameter(copied, whole.requires_grad) if is_parameter else copied
 
 
-def _attach(root: nn.Module, path: str, value: Any) -> None:
+def attach(root: nn.Module, path: str, value: nn.Module | torch.Tensor) -> None:
+    """Register a layer, parameter or buffer of `root` under a qualified name."""
     *parents, name = path.split(".")
     for parent in parents:
         if not hasattr(root, parent):
             root.add_module(parent, nn.Module())
         root = getattr(root, parent)
-    if isinstance(value, nn.Parameter):
-        root.register_parameter(name, value)
-    elif isinstance(value, nn.Module):
-        root.add_module(name, value)
+    if isinstance(value, nn.Module | nn.Parameter):
+        setattr(root, name, value)
     else:
         root.register_buffer(name, value)
 

@@ -15,7 +15,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_unflatten
 
-from slipstream.errors import WorkloadError
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.units import with_article
 
 _VIEWS = frozenset({
     "view", "slice", "select", "transpose", "permute", "split", "split_with_sizes", "chunk",
@@ -51,7 +52,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(n if isinstance(n, int) else int(n.node.hint) for n in value.shape)
 
 
-def trace(model: nn.Module, inputs: Sequence[Any]) -> GraphModule:
+def trace(model: object, inputs: Sequence[Any]) -> GraphModule:
     """Trace a copy of `model` in eval mode; dimension 0 of the inputs stays variable if it can.
 
     In-place operators become out-of-place ones.
@@ -61,16 +62,20 @@ def trace(model: nn.Module, inputs: Sequence[Any]) -> GraphModule:
         inputs: example tensors; a batch of 1 is repeated, since sizes of 1 cannot vary.
 
     Raises:
+        InvalidArgumentError: `model` is not a module.
         WorkloadError: control flow or shapes depend on data, or a tensor is written in place
             through a view. The error names the source line or module.
     """
-    copied = copy.deepcopy(model).eval()
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    if not isinstance(model, nn.Module):
+        kind = with_article(type(model).__name__)
+        raise InvalidArgumentError("model", f"{kind} is not a torch.nn.Module")
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.numel()]
     if len(tensors) < len(inputs) or not tensors:
         raise WorkloadError(
-            "the example inputs are not all tensors", where="inputs",
+            "the example inputs are not all tensors with elements", where="inputs",
             remedy="pass a tuple of tensors, and wrap the model if it takes other arguments",
         )  # fmt: skip
+    copied = copy.deepcopy(model).eval()
     if all(x.dim() and x.shape[0] == 1 for x in tensors):
         tensors = [torch.cat([x, x]) for x in tensors]
     shapes = tuple({0: Dim.AUTO} if x.dim() else {} for x in tensors)
@@ -81,7 +86,7 @@ def trace(model: nn.Module, inputs: Sequence[Any]) -> GraphModule:
                 {"args": shapes} if _variadic(copied) else shapes
             ))  # fmt: skip
         except Exception as error:
-            raise _untraceable(model, error) from error
+            raise _untraceable(copied, tensors, error) from error
         # The guards of `module()` are not part of the network.
         module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
@@ -104,8 +109,20 @@ def _variadic(model: nn.Module) -> bool:
     return inspect.Parameter.VAR_POSITIONAL in kinds
 
 
-def _untraceable(model: nn.Module, error: BaseException) -> WorkloadError:
+def _untraceable(
+    model: nn.Module, inputs: Sequence[torch.Tensor], error: BaseException
+) -> WorkloadError:
     """Return an error with the line of the model's code at which tracing stopped."""
+    what, remedy = "the model cannot be traced", (
+        "replace control flow and shapes that depend on tensor values (torch.where, masks), or "
+        "derive the space from the submodule without them"
+    )  # fmt: skip
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    except Exception as failure:
+        what, remedy = "the model fails on the example inputs", "pass inputs that it accepts"
+        error = failure
     where = type(model).__name__
     cause: BaseException | None = error
     while cause is not None:
@@ -116,11 +133,7 @@ def _untraceable(model: nn.Module, error: BaseException) -> WorkloadError:
         cause = cause.__cause__
     text = str(error).strip().splitlines()
     first = text[0].rstrip(".") if text else type(error).__name__
-    return WorkloadError(
-        f"the model cannot be traced: {first}", where=where,
-        remedy="replace control flow and shapes that depend on tensor values (torch.where, "
-        "masks), or derive the space from the submodule without them",
-    )  # fmt: skip
+    return WorkloadError(f"{what}: {first}", where=where, remedy=remedy)
 
 
 def _functionalise(module: GraphModule) -> None:

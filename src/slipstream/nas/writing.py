@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 import torch
@@ -9,8 +11,9 @@ from torch import nn
 from torch.fx import GraphModule
 
 from slipstream.files import write_text
+from slipstream.nas.supernet import attach
 
-_HEADER = '''\
+_HEADER = f'''\
 """A sub-network exported by slipstream; load it with load(), which reads the weights next to it."""
 
 from pathlib import Path
@@ -19,21 +22,12 @@ import torch
 from torch import device, inf, nn, nan
 
 
-def _attach(root, path, value):
-    *parents, name = path.split(".")
-    for parent in parents:
-        if not hasattr(root, parent):
-            root.add_module(parent, nn.Module())
-        root = getattr(root, parent)
-    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-        root.register_buffer(name, value)
-    else:
-        setattr(root, name, value)
-
+{inspect.getsource(attach)}
 
 def load():
     net = Subnet()
-    net.load_state_dict(torch.load(Path(__file__).with_suffix(".pt"), weights_only=True))
+    weights = torch.load(Path(__file__).with_suffix(".pt"), weights_only=True)
+    net.load_state_dict(weights, assign=True)
     return net.eval()
 
 
@@ -56,14 +50,16 @@ def write_module(module: GraphModule, path: Path) -> None:
         if type(layer) is not nn.Module and type(layer).__module__.startswith("torch.nn.modules")
     }
     for name, layer in layers.items():
-        lines.append(f'        _attach(self, "{name}", nn.{layer!r})')
+        # torch prints these two without quotes.
+        made = re.sub("padding=(same|valid)", r"padding='\1'", repr(layer))
+        lines.append(f'        attach(self, "{name}", nn.{made})')
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name.rpartition(".")[0] in layers:
             continue
         made = f"torch.zeros({tuple(tensor.shape)}, dtype={tensor.dtype})"
         if isinstance(tensor, nn.Parameter):
             made = f"nn.Parameter({made}, {tensor.requires_grad})"
-        lines.append(f'        _attach(self, "{name}", {made})')
+        lines.append(f'        attach(self, "{name}", {made})')
     code = module.graph.python_code("self").src
     lines += ["", *("    " + line if line else "" for line in code.strip().splitlines()), ""]
     write_text(path, "\n".join(lines))

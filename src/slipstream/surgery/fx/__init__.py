@@ -7,13 +7,21 @@ from slipstream.surgery.fx.rewrite import (
     stack_parts,
 )
 from slipstream.surgery.fx.simplification import simplify
-from slipstream.surgery.fx.trace import Source, TracedGraph, call_of, spec_of, trace_of
+from slipstream.surgery.fx.trace import (
+    Source,
+    TracedGraph,
+    arguments_of,
+    call_of,
+    spec_of,
+    trace_of,
+)
 
 __all__ = [
     "CyclicReplacementError",
     "Replacement",
     "Source",
     "TracedGraph",
+    "arguments_of",
     "call_of",
     "replace_regions",
     "simplify",

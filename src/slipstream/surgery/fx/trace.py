@@ -56,21 +56,25 @@ def _argument(value: Any) -> Any:
     return value if isinstance(value, (int, float, bool, str, type(None))) else None
 
 
+def arguments_of(node: Node) -> list[Any]:
+    """Return the arguments of a node in schema order, with defaults; without a schema, its args."""
+    schema: Any = getattr(node.target, "_schema", None)
+    arguments = list(node.args)
+    for number, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name in node.kwargs:
+            arguments.append(node.kwargs[argument.name])
+        elif number >= len(node.args):
+            arguments.append(argument.default_value if argument.has_default_value() else None)
+    return arguments
+
+
 def call_of(node: Node) -> Call | None:
     """Return the call of a node, arguments in schema order; None if it calls no operator."""
     target: Any = node.target
     schema = getattr(target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return None
-    arguments = []
-    for number, argument in enumerate(schema.arguments):
-        if argument.name in node.kwargs:
-            value = node.kwargs[argument.name]
-        elif number < len(node.args) and not argument.kwarg_only:
-            value = node.args[number]
-        else:
-            value = argument.default_value if argument.has_default_value() else None
-        arguments.append(_argument(value))
+    arguments = map(_argument, arguments_of(node))
     returned = node.meta.get("val")
     results = returned if isinstance(returned, (list, tuple)) else (returned,)
     outputs = tuple(spec for result in results if (spec := spec_of(result)) is not None)
