@@ -15,8 +15,15 @@ import torch
 from nas_families import FAMILIES, Basic, resnet
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
 
-from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from slipstream.cli.nas import app
+from slipstream.errors import (
+    InvalidArgumentError,
+    SlipstreamError,
+    UnknownNameError,
+    WorkloadError,
+)
 from slipstream.nas import Supernet, calibrate, derive_space, estimate, fit, search
 from slipstream.nas.writing import write_module
 from slipstream.search import Budget
@@ -137,6 +144,27 @@ def test_written_source_computes_the_same(family: str, tmp_path: Path) -> None:
     spec.loader.exec_module(module)
     torch.testing.assert_close(module.load()(x), exported(x), rtol=0, atol=0)
     assert "slipstream" not in (tmp_path / "small.py").read_text().partition('"""\n')[2]
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("made.py:value", "'made.py:value' is an int, not a function"),
+        ("made.py:fails", "ZeroDivisionError"),
+        ("made.py", "does not name a function"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("made.py:pair", "is not a Supernet"),
+    ],
+)
+def test_the_command_refuses_what_is_not_a_supernet(
+    target: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("made.py").write_text("value = 3\npair = lambda: (1, 2)\nfails = lambda: 1 / 0\n")
+    words = ["export", target, "-o", "small.py", "--config", "{}"]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, SlipstreamError)
+    assert text in str(error)
 
 
 def test_kept_layers_are_not_searchable() -> None:

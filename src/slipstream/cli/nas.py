@@ -82,19 +82,15 @@ def export(
     """
     from slipstream.cli._output import need_place, note
     from slipstream.errors import UsageError
-    from slipstream.nas import Supernet, estimate
+    from slipstream.nas import estimate
+    from slipstream.nas.supernet import need_supernet
     from slipstream.nas.writing import write_module
-    from slipstream.search.estimators import load_target
 
     need_place(output, ".py")
     if (study is None) == (config is None):
         raise UsageError("pass either --study or --config", remedy="for example --study nas.db")
     chosen = _best(study) if study is not None else _parsed(str(config))
-    net = load_target(target)()
-    if not isinstance(net, Supernet):
-        raise UsageError(
-            f"'{target}' returned a {type(net).__name__}", remedy="return ss.nas.Supernet(space)"
-        )
+    net = need_supernet(_returned(target), where=target)
     module = net.export(chosen)
     write_module(module, output)
     sizes = ", ".join(f"{value:,} {metric}" for metric, value in estimate(net, chosen).items())
@@ -134,13 +130,34 @@ def _parsed(text: str) -> dict[str, Any]:
     return parsed
 
 
+def _returned(target: str) -> Any:
+    """Return what the function ``file.py:name`` returns."""
+    from slipstream.child.report import describe_error
+    from slipstream.errors import SlipstreamError, UsageError, WorkloadError
+    from slipstream.search.estimators import load_target
+    from slipstream.units import with_article
+
+    if not target.rpartition(":")[0]:
+        raise UsageError(f"'{target}' does not name a function", remedy="pass file.py:function")
+    function = load_target(target)
+    if not callable(function):
+        kind = with_article(type(function).__name__)
+        raise UsageError(f"'{target}' is {kind}, not a function", remedy="wrap it in a function")
+    try:
+        return function()
+    except SlipstreamError:
+        raise
+    except (Exception, SystemExit) as error:
+        described = describe_error(error)
+        raise WorkloadError(described["what"], where=described["where"] or target) from error
+
+
 def _model_and_inputs(target: str) -> tuple[Any, Any]:
     import torch
 
     from slipstream.errors import UsageError
-    from slipstream.search.estimators import load_target
 
-    made = load_target(target)()
+    made = _returned(target)
     if not isinstance(made, tuple) or len(made) < 2 or not isinstance(made[0], torch.nn.Module):
         raise UsageError(
             f"'{target}' does not return (model, inputs)",

@@ -164,7 +164,7 @@ class Supernet(nn.Module):
         return Subnet(self, chosen).module()
 
 
-def need_supernet(net: object) -> Supernet:
+def need_supernet(net: object, where: str | None = None) -> Supernet:
     """Return `net`.
 
     Raises:
@@ -173,7 +173,7 @@ def need_supernet(net: object) -> Supernet:
     if not isinstance(net, Supernet):
         kind = with_article(type(net).__name__)
         raise InvalidArgumentError(
-            "net", f"{kind} is not a Supernet", remedy="pass ss.nas.Supernet(space)"
+            "net", f"{kind} is not a Supernet", where=where, remedy="use ss.nas.Supernet(space)"
         )
     return net
 

@@ -243,7 +243,10 @@ def load_target(target: str) -> Any:
     if place.endswith(".py"):
         loaded: Any = _module_of(Path(place))
     else:
-        loaded = importlib.import_module(place)
+        try:
+            loaded = importlib.import_module(place)
+        except ImportError as error:
+            raise WorkloadError(str(error), where=target, remedy="pass file.py:name") from error
     for part in name.split("."):
         if not hasattr(loaded, part):
             names = ", ".join(n for n in vars(loaded) if not n.startswith("_"))
