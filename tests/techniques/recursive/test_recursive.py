@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import enum
 import itertools
 import pickle
 import random
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -145,7 +147,10 @@ def test_elementwise_operations_have_autograds_gradients() -> None:
         lambda x: torch.log(x * x + 1), lambda x: torch.sqrt(x * x + 1),
         lambda x: torch.rsqrt(x * x + 1), lambda x: 1 / (x * x + 1), lambda x: x / (x * x + 1),
         lambda x: torch.minimum(x, x * 0.5), lambda x: torch.maximum(x, -x),
-        lambda x: x.clamp(-0.5, 0.5), lambda x: torch.where(x > 0, x, x * 0.1),
+        lambda x: x.clamp(-0.5, 0.5), lambda x: x.clamp(x * x - 1, 0.3 * x),
+        lambda x: (0 * x + model.joined.bias).clamp(0.5, 1.0),
+        lambda x: nn.functional.hardtanh(0 * x + model.joined.bias, 0.5, 1.0),
+        lambda x: torch.where(x > 0, x, 1.0), lambda x: torch.where(x > 0, x, x * 0.1),
     )  # fmt: skip
 
     class Applied(cells.TreeFC):
@@ -158,6 +163,7 @@ def test_elementwise_operations_have_autograds_gradients() -> None:
 
     torch.manual_seed(0)
     model, trees = Applied(WORDS, HIDDEN).double(), [tree(random.Random(2), 6, 2)]
+    nn.init.constant_(model.joined.bias, 0.5)
     parameters = list(model.parameters())
     ours = torch.autograd.grad(recursive.compile(model, trees)(trees).roots[0].sum(), parameters)
     expected = torch.autograd.grad(eager_states(model, trees)[0].sum(), parameters)
@@ -171,6 +177,10 @@ def test_elementwise_operations_have_autograds_gradients() -> None:
         lambda x: torch.div(x, x + 2, rounding_mode="floor"),
         lambda x: x - x.max(),
         lambda x: x.repeat(1),
+        lambda x: (3 * x).long() + x,
+        lambda x: x.half().float(),
+        lambda x: ((x > 0) + (x > 1)).float(),
+        lambda x: torch.stack([x, -x]).max(0).indices.float(),
     ],
 )
 def test_an_operator_without_equations_is_refused(function: Any) -> None:
@@ -180,6 +190,109 @@ def test_an_operator_without_equations_is_refused(function: Any) -> None:
 
     with pytest.raises(recursive.RecursiveModelError, match="cannot use the operator"):
         recursive.compile(Applied(WORDS, HIDDEN), [tree(random.Random(2), 3, 2)])
+
+
+class Item:
+    """A node with any attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def __bool__(self) -> bool:
+        return self.word > 3
+
+
+class Op(enum.Enum):
+    ADD, SUBTRACT = 1, 2
+
+
+def leaf(model: Any, node: Any) -> Any:
+    return model.embedding.weight[node.word]
+
+
+def pair(**attributes: Any) -> Item:
+    return Item(parts=(Item(word=1, parts=()), Item(word=2, parts=())), **attributes)
+
+
+def combined(function: Any) -> Any:
+    def rule(model: Any, node: Any) -> Any:
+        return function(node, *map(model, node.parts)) if node.parts else leaf(model, node)
+
+    return rule
+
+
+RULES: dict[str, tuple[Any, list[Any]]] = {
+    "an attribute that some nodes lack": (
+        lambda model, node: model(node.only) * 2 if hasattr(node, "only") else leaf(model, node),
+        [Item(word=1), Item(only=Item(word=2))],
+    ),
+    "the length of a container": (
+        lambda model, node: sum(model(part) for part in node.parts) if len(node.parts)
+        else leaf(model, node),
+        [Item(parts=deque(Item(word=n, parts=deque()) for n in range(k))) for k in (2, 3)],
+    ),
+    "a member of an Enum": (
+        combined(lambda node, a, b: a + b if node.op is Op.ADD else a - b),
+        [pair(op=op) for op in Op],
+    ),
+    "the truth value of a node": (
+        combined(lambda node, a, b: a + b if node else a - b), [pair(word=n) for n in (2, 5)],
+    ),
+    "equal integers": (
+        lambda model, node: model.embedding.weight[node] if isinstance(node, int)
+        else -2 * model(node[1]) + model(node[0]),
+        [(3, 3), (3, 5)],
+    ),
+    "a comparison with a word": (
+        combined(lambda node, a, b: a + b if node.word > 12 else a - b),
+        [pair(word=n) for n in (7, 13, 14)],
+    ),
+    "the remainder of a word": (
+        combined(lambda node, a, b: a + b if node.word % 4 > 1 else a - b),
+        [pair(word=n) for n in (5, 7)],
+    ),
+    "a word as a factor": (
+        combined(lambda node, a, b: a * node.word + b), [pair(word=n) for n in (5, 7)],
+    ),
+    "a word in a tensor": (
+        combined(lambda node, a, b: a * torch.tensor(node.word) + b),
+        [pair(word=n) for n in (5, 7)],
+    ),
+    "a size": (
+        combined(lambda node, a, b: a.expand(node.word, HIDDEN).sum(0) + b),
+        [pair(word=n) for n in (5, 7)],
+    ),
+}  # fmt: skip
+
+
+class Ruled(nn.Module):
+    def __init__(self, rule: Any) -> None:
+        super().__init__()
+        self.embedding, self.rule = nn.Embedding(WORDS, HIDDEN), rule
+
+    def forward(self, node: Any) -> Any:
+        return self.rule(self, node)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_forward_reads_from_a_node_decides_its_equations(name: str) -> None:
+    rule, nodes = RULES[name]
+    model = Ruled(rule)
+    with torch.no_grad():
+        net = recursive.compile(model, nodes[:1])
+        for node in nodes:
+            torch.testing.assert_close(net([node]).roots[0][0], model(node))
+
+
+def test_a_node_that_is_not_read_the_same_way_twice_is_refused() -> None:
+    class Changing:
+        @property
+        def word(self) -> float:
+            return random.random()
+
+    model = Ruled(lambda model, node: model.embedding.weight[0] * node.word)
+    with pytest.raises(recursive.RecursiveModelError, match="not read in the same way twice"):
+        recursive.compile(model, [Changing()])
 
 
 def test_gradients_do_not_need_nodes_of_every_kind() -> None:
@@ -194,6 +307,9 @@ def test_a_model_without_gradients_here_says_why() -> None:
     trees = [tree(random.Random(3), 4, 2)]
     with pytest.raises(recursive.RecursiveModelError, match="two matrices of a node"):
         recursive.compile(cells.MVRNN(WORDS, HIDDEN), trees)(trees)
+    detached = Ruled(combined(lambda node, a, b: a.detach() + b))
+    with pytest.raises(recursive.RecursiveModelError, match=r"detach\(\) is ignored"):
+        recursive.compile(detached, [pair()])([pair()])
     half = recursive.compile(cells.TreeFC(WORDS, HIDDEN), trees, weights=torch.bfloat16)
     with pytest.raises(recursive.RecursiveModelError, match="16 bits"):
         half(trees)

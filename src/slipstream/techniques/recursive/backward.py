@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
+import torch
+
 from slipstream.codegen.program import Apply, Const, Expr, Load, apply, loads
 from slipstream.techniques.recursive.lowering import (
     Lowered,
@@ -56,6 +58,11 @@ def backward_of(kind: Lowered, state_widths: Sequence[int]) -> Backward:
     if any(isinstance(product, MatrixProduct) for product in kind.products):
         raise RecursiveModelError(
             "products of two matrices of a node have no gradients",
+            remedy="call it under torch.no_grad(), or train the model itself",
+        )
+    if any(n.target is torch.ops.aten.detach.default for n in kind.shape.module.graph.nodes):
+        raise RecursiveModelError(
+            "detach() is ignored in compiled gradients",
             remedy="call it under torch.no_grad(), or train the model itself",
         )
     return _Differentiation(kind, state_widths).run()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
+import torch
 from torch.fx import Node
 
 from slipstream.codegen.program import (
@@ -282,6 +283,7 @@ class _Lowering:
         if any(source in self._values for source in sources):
             name = _name(node)
             try:
+                self._check_dtype(node, name)
                 self._values[node] = self._operator(node, name)
             except (KeyError, NotImplementedError) as error:
                 reason = f": {error}" if isinstance(error, NotImplementedError) else ""
@@ -296,12 +298,26 @@ class _Lowering:
         elif any(source in self._of_word for source in sources) or "args" in node.meta:
             self._of_word.add(node)
 
+    def _check_dtype(self, node: Node, name: str) -> None:
+        """Refuse what is not computed in the type of the states; comparisons are 1 or 0."""
+        results = node.meta["val"]
+        for result in results if isinstance(results, (list, tuple)) else [results]:
+            if result.dtype == torch.bool and name not in ("add", "_to_copy"):
+                continue
+            states: Any = next(iter(self._shape.module.graph.nodes)).meta["val"]
+            if result.dtype != states.dtype and name not in ("max", "min", "getitem"):
+                raise NotImplementedError(f"its result is {result.dtype}")
+        if "args" in node.meta:
+            raise NotImplementedError("an integer of the node is its argument")
+
     def _value(self, argument: Any) -> Value:
         """Return an argument as a value; a word's or parameters' tensor becomes one."""
         if isinstance(argument, (int, float, bool)):
             return Value((), ((Const(float(argument)), 1),))
         if argument in self._values:
-            value_of_node: Value = self._values[argument]
+            value_of_node: Value | None = self._values[argument]
+            if value_of_node is None:
+                raise NotImplementedError("it uses the positions of maxima or minima")
             return value_of_node
         dims = _dims(argument)
         value: Expr
@@ -309,6 +325,8 @@ class _Lowering:
             value = self._word_input(argument, math.prod(dims))
         elif _name(argument) in ("zeros", "zeros_like", "new_zeros"):
             value = Const(0.0, absent=True)
+        elif _name(argument) == "scalar_tensor":
+            value = Const(float(argument.args[0]))
         else:
             value = Load(f"c{self._constant(argument)}", Index(_J))
         return Value(dims, ((value, math.prod(dims)),))
@@ -364,14 +382,19 @@ class _Lowering:
         if name == "pow" and args[1] == 2:
             return self._mapped(node, lambda a: apply("square", a), args[0])
         if name in ("clamp", "clamp_min", "clamp_max", "hardtanh"):
-            low = args[1] if len(args) > 1 and name != "clamp_max" else None
-            high = args[2] if len(args) > 2 else args[1] if name == "clamp_max" else None
+            if name == "clamp_max":
+                args.insert(1, None)
+            # The gradient at a bound is as torch's, unlike that of a maximum.
+            signs = ("le", "ge") if name == "hardtanh" else ("lt", "gt")
+            pairs = zip(signs, args[1:], strict=False)
+            bounds = {sign: bound for sign, bound in pairs if bound is not None}
 
-            def clamped(x: Expr) -> Expr:
-                x = x if low is None else apply("max", x, float(low))
-                return x if high is None else apply("min", x, float(high))
+            def clamped(x: Expr, *limits: Expr) -> Expr:
+                for sign, limit in zip(bounds, limits, strict=True):
+                    x = apply("where", apply(sign, x, limit), limit, x)
+                return x
 
-            return self._mapped(node, clamped, args[0])
+            return self._mapped(node, clamped, args[0], *bounds.values())
         if name == "leaky_relu":
             slope = float(args[1]) if len(args) > 1 else 0.01
             return self._mapped(

@@ -76,7 +76,9 @@ def native_reader(shapes: Sequence[Shape]) -> Callable[[Sequence[Any]], Structur
         if arguments.nodes:
             nodes = ctypes.cast(arguments.nodes, ctypes.py_object).value
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(nodes))
-        if error is not None or status == _ERROR:
+        if isinstance(error, (AttributeError, LookupError)):
+            status = _UNKNOWN
+        elif error is not None or status == _ERROR:
             raise StructureError(
                 f"a node cannot be read as the model read it: {error}", arguments.bad_node
             ) from error
@@ -112,6 +114,8 @@ def _encode(
     access = first.observations[depth][0]
     if access:
         *parents, (how, key) = access
+        if how == "test" or (how == "item" and not isinstance(key, int)):
+            raise _UnsupportedError
         number = key if how == "item" else _key(keys, key)
         code += [_ACCESSES[how], _register(first, tuple(parents)), number, depth]
     else:

@@ -296,7 +296,8 @@ class RecursiveNet:
         )
 
     def _read(self, roots: list[Any]) -> Structures:
-        previous: Any = None
+        node: Any = self  # not a node
+        attempts = 0
         while True:
             if self._reader is None:
                 self._reader = native_reader(self._shapes) or reader(self._shapes)
@@ -304,13 +305,18 @@ class RecursiveNet:
                 read: Structures = self._reader(roots)
                 return read
             except UnknownShapeError as unknown:
+                attempts = attempts + 1 if unknown.node is node else 0
                 node = unknown.node
-            if node is previous:
+            if attempts == 0:
+                self._add(node)
+            elif attempts == 1:
                 # Traced just now: compiled code is stricter, for example about subclasses of int.
                 self._reader = reader(self._shapes)
             else:
-                self._add(node)
-            previous = node
+                raise RecursiveModelError(
+                    f"a {type(node).__name__} is not read in the same way twice",
+                    remedy="its attributes must not change when they are read",
+                )
 
     def _with_kinds(self, structures: Structures) -> Structures:
         """Return arrays with the kind of every node, which is checked if it is there."""
@@ -423,13 +429,14 @@ class RecursiveNet:
         if self._packed is not None and self._packed.version == version:
             return self._packed
         with torch.no_grad():
-            values = [constant_value(c, self.weights, tensors) for c in self.constants.items]
+            values = self.constant_values(tensors)
             tables: dict[int, torch.Tensor] = {}
             for number, kind in enumerate(self.kinds):
                 size = self._facts.looked_up[number]
                 if size is not None:
                     words = [torch.arange(size)]
-                    tables[number] = _not_nan(word_table(kind, self.weights, tensors, words))
+                    table = word_table(kind, self.weights, tensors, words)
+                    tables[number] = _not_nan(table.to(self.dtype))
             packed = Packed(version, np.zeros(len(kernel.pointers), np.int64), tables)
 
             def leaf(kind: int, name: str) -> torch.Tensor:
@@ -443,6 +450,11 @@ class RecursiveNet:
             })  # fmt: skip
         self._packed = packed
         return packed
+
+    def constant_values(self, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Return the constants of all kinds, in the type of the states."""
+        values = (constant_value(c, self.weights, tensors) for c in self.constants.items)
+        return [value.to(self.dtype) for value in values]
 
     def panel(self, panel: Panel, values: Sequence[torch.Tensor]) -> Any:
         """Return a packed weight, from the values of all constants."""
@@ -591,7 +603,8 @@ class RecursiveNet:
                     torch.stack([torch.as_tensor(row[at]) for row in inputs])
                     for at in range(len(lowered.shape.words) + len(lowered.shape.tensors))
                 ]
-            tables[kind] = _not_nan(word_table(lowered, self.weights, tensors, columns))
+            table = word_table(lowered, self.weights, tensors, columns)
+            tables[kind] = _not_nan(table.to(self.dtype))
         return word, tables
 
     def _check_words(self, linearized: Linearized, kind: int, size: int) -> None:

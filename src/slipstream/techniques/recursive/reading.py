@@ -58,7 +58,7 @@ def reader(shapes: Sequence[Shape]) -> Callable[[Sequence[Any]], Structures]:
 
     The function raises `UnknownShapeError` at a node of another shape.
     """
-    constants: dict[str, Any] = {"array": array, "Unknown": UnknownShapeError}
+    constants: dict[str, Any] = {"array": array, "Unknown": UnknownShapeError, "missing": object()}
     constants["with_inputs"] = [n for n, shape in enumerate(shapes) if not one_word(shape)]
     leaves = any(
         access == () and kind == "int" for s in shapes for access, kind, _ in s.observations
@@ -96,7 +96,7 @@ def one_word(shape: Shape) -> bool:
 
 def by_test(shapes: Sequence[Shape], chosen: list[int], depth: int) -> list[list[int]]:
     """Return the shapes of each outcome of their observation `depth`, strictest tests first."""
-    order = ("is", "value", "tensor", "type", "int")
+    order = ("missing", "is", "value", "tensor", "type", "int")
 
     def test_of(number: int) -> tuple[int, str]:
         _, kind, value = shapes[number].observations[depth]
@@ -131,10 +131,14 @@ def _branch(
 def _test(name: str, kind: str, value: Any, constants: dict[str, Any]) -> str:
     if kind == "is" and (value is None or isinstance(value, bool)):
         return f"{name} is {value}"
+    if kind == "missing":
+        return f"{name} is missing"
+    if value != value:
+        return f"{name} != {name}"
     constant = f"k{len(constants)}"
     if kind in ("is", "value"):
         constants[constant] = value
-        return f"{name} == {constant} and {name}.__class__ is not bool"
+        return f"{name}.__class__ is {constant}.__class__ and {name} == {constant}"
     if kind == "int":
         return f"isinstance({name}, int) and {name}.__class__ is not bool"
     if kind == "tensor":
@@ -162,7 +166,9 @@ def _value(access: Access, shape: Shape) -> str:
     parent = _variable(tuple(parents), shape)
     if kind == "item":
         return f"{parent}[{key!r}]"
-    return f"{parent}.{key}" + "()" * (kind == "call")
+    if kind == "test":
+        return f"{parent} {key[0]} {key[1]!r}"
+    return f"{parent}.{key}()" if kind == "call" else f"getattr({parent}, {key!r}, missing)"
 
 
 def _leaf(shape: Shape, number: int, leaves: bool) -> list[str]:

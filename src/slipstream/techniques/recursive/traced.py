@@ -8,10 +8,12 @@ all recursive calls of a node can be made first (P2), independently of each othe
 
 from __future__ import annotations
 
+import operator
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MethodType, TracebackType
 from typing import Any
 
@@ -25,9 +27,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from slipstream.errors import SlipstreamError
 
 Access = tuple[tuple[str, Any], ...]
-"""How a value is reached from a node: ("attr", name), ("item", number) or ("call", name) each."""
+"""How a value is reached from a node: ("attr", name), ("item", key), ("call", name) or, for the
+result of a comparison, ("test", (operator, number)) each."""
 Observation = tuple[Access, str, Any]
-"""What was read: its access; "is", "value", "int", "tensor" or "type"; and what must be equal."""
+"""What was read: its access; "is", "missing", "value", "int", "tensor" or "type"; and what must be
+equal."""
 
 MAX_SHAPES = 64
 """Maximum number of different shapes of nodes; each has its own code."""
@@ -83,31 +87,84 @@ class Record:
     observations: list[Observation] = field(default_factory=list)
     children: list[tuple[Access, Any]] = field(default_factory=list)
     integers: dict[Access, int] = field(default_factory=dict)
+    structural: set[Access] = field(default_factory=set)
     tensors: dict[Access, torch.Tensor] = field(default_factory=dict)
 
     def wrap(self, value: Any, access: Access) -> Any:
         """Return what `forward` sees instead of `value`, and record it."""
         value = self.replaced.get(access, value)
-        if value is None or isinstance(value, (bool, str, bytes, float)):
-            self._observe(access, "is", value)
+        if value is None or isinstance(value, (bool, str, bytes, float, Enum, type)):
+            self.observe(access, "is", value)
             return value
         if isinstance(value, int):
-            self._observe(access, "int", None)
+            self.observe(access, "int", None)
             self.integers[access] = value
-            return value
+            return _Integer(self, value, access)
         if isinstance(value, torch.Tensor):
-            self._observe(access, "tensor", (tuple(value.shape), str(value.dtype)))
+            self.observe(access, "tensor", (tuple(value.shape), str(value.dtype)))
             self.tensors[access] = value
             return value
         if isinstance(value, MethodType):
             return lambda: self.wrap(value(), (*access[:-1], ("call", access[-1][1])))
-        length = len(value) if isinstance(value, (list, tuple)) else None
-        self._observe(access, "type", (type(value), length))
+        length = len(value) if hasattr(type(value), "__len__") else None
+        self.observe(access, "type", (type(value), length))
         return _Proxy(self, value, access)
 
-    def _observe(self, access: Access, kind: str, value: Any) -> None:
+    def observe(self, access: Access, kind: str, value: Any) -> None:
+        """Add an observation, unless the access is observed already."""
         if all(access != known for known, _, _ in self.observations):
             self.observations.append((access, kind, value))
+
+
+class _Integer(int):
+    """An integer of a node during tracing; records what Python, rather than torch, computes."""
+
+    record: Record
+    access: Access
+
+    def __new__(cls, record: Record, value: int, access: Access) -> _Integer:
+        self = super().__new__(cls, value)
+        self.record, self.access = record, access
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(self._compared("!=", 0))
+
+    def _compared(self, sign: str, other: Any) -> Any:
+        result = _COMPARISONS[sign](int.__int__(self), other)
+        if type(other) not in (int, float):
+            self.record.structural.add(self.access)
+            return result
+        return self.record.wrap(result, (*self.access, ("test", (sign, other))))
+
+
+def _computed(name: str) -> Callable[..., Any]:
+    """Return a method of `_Integer` after which nodes with another value have another shape."""
+    method = getattr(int, name)
+
+    def computed(self: _Integer, *others: Any) -> Any:
+        self.record.structural.add(self.access)
+        return method(self, *others)
+
+    return computed
+
+
+_COMPARISONS = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge,
+}  # fmt: skip
+for _sign, _function in _COMPARISONS.items():
+    setattr(
+        _Integer, f"__{_function.__name__}__",
+        lambda self, other, sign=_sign: self._compared(sign, other),
+    )  # fmt: skip
+for _name in (
+    *(f"__{side}{name}__" for side in ("", "r") for name in
+      ("add", "sub", "mul", "floordiv", "truediv", "mod", "divmod", "pow", "lshift", "rshift",
+       "and", "or", "xor")),
+    "__neg__", "__abs__", "__invert__", "__hash__", "__float__", "__int__", "__str__", "__format__",
+):  # fmt: skip
+    setattr(_Integer, _name, _computed(_name))
 
 
 class _Proxy:
@@ -129,15 +186,22 @@ class _Proxy:
         raise AttributeError("a node cannot change its class")
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._value, name)
-        return self._record.wrap(value, (*self._access, ("attr", name)))
+        access = (*self._access, ("attr", name))
+        try:
+            value = getattr(self._value, name)
+        except AttributeError:
+            if not name.startswith("__"):
+                self._record.observe(access, "missing", None)
+            raise
+        return self._record.wrap(value, access)
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[at] for at in range(len(self._value))[number]]
         value = self._value[number]
-        if isinstance(number, int) and number < 0:
-            number += len(self._value)
+        if isinstance(number, int):
+            number = int(number)
+            number += len(self._value) * (number < 0)
         return self._record.wrap(value, (*self._access, ("item", number)))
 
     def __len__(self) -> int:
@@ -147,10 +211,18 @@ class _Proxy:
         return iter([self[number] for number in range(len(self._value))])
 
     def __bool__(self) -> bool:
-        return bool(self._value)
+        value = bool(self._value)
+        if hasattr(type(self._value), "__bool__"):
+            self._record.wrap(value, (*self._access, ("call", "__bool__")))
+        return value
 
     def __eq__(self, other: object) -> bool:
-        return self._value is (other._value if type(other) is _Proxy else other)
+        if other is None:
+            return False
+        raise RecursiveModelError(
+            f"a {type(self._value).__name__} that is read from a node is compared",
+            where=source_line(), remedy="compare numbers, strings, members of an Enum or None",
+        )  # fmt: skip
 
     def __hash__(self) -> int:
         return id(self._value)
@@ -210,12 +282,17 @@ class Tracer:
         words: list[Access] = []
         structural: dict[Access, int] = {}
         for access, value in record.integers.items():
-            other = value - 1 if value > 0 else value + 1
-            try:
-                second = self._operators(record, node, {access: other})
-                found = _mark(first.graph, second, first, value, other, Word(len(words)))
-            except (RecursiveModelError, IndexError, LookupError):
-                found = None
+            found = None
+            for other in (value - 1, value + 1):
+                if other < 0 or access in record.structural:
+                    continue
+                try:
+                    second = self._operators(record, node, {access: other})
+                    found = _mark(first.graph, second, first, value, other, Word(len(words)))
+                except RecursiveModelError:
+                    continue
+                if found is not None:
+                    break
             if found is None:
                 structural[access] = value
             elif found:
@@ -245,7 +322,7 @@ class Tracer:
             seen.add(id(node))
             try:
                 with self._replaced(stop), torch.no_grad(), _NoScalars():
-                    states = self._original(node)
+                    states = self._call(node)
                 break
             except _FirstCall as call:
                 node = call.node
@@ -282,6 +359,19 @@ class Tracer:
             if before is not None:
                 vars(self.model)[self.method] = before
 
+    def _call(self, node: Any) -> Any:
+        try:
+            return self._original(node)
+        except SlipstreamError:
+            raise
+        except Exception as error:
+            raise RecursiveModelError(
+                f"{type(self.model).__name__}.{self.method} fails on a node: "
+                f"{type(error).__name__}: {error}",
+                where=source_line(error.__traceback__),
+                remedy="pass a list of the model's nodes; test their types with isinstance",
+            ) from error
+
     def _run(self, record: Record, node: Any, states: Callable[[int], Any]) -> list[torch.Tensor]:
         known: dict[Any, int] = {}
 
@@ -293,10 +383,11 @@ class Tracer:
                     where=source_line(),
                     remedy="recurse on the children of the node alone",
                 )  # fmt: skip
+            access: Access = ()
             if type(child) is _Proxy:
                 access, value = child._access, child._value
-            else:
-                access, value = _access_of(record, child), child
+            elif type(child) is _Integer:
+                access, value = child.access, record.integers[child.access]
             if not access:
                 raise RecursiveModelError(
                     "a recursive call is made on the node itself, or on an object not read from it",
@@ -308,16 +399,7 @@ class Tracer:
             return tree_unflatten(list(states(known[access])), self.state_tree)
 
         with self._replaced(call):
-            try:
-                flat = self._flat(self._original(record.wrap(node, ())))
-            except (SlipstreamError, _FirstCall):
-                raise
-            except Exception as error:
-                raise RecursiveModelError(
-                    f"{type(self.model).__name__}.{self.method} fails on a node: "
-                    f"{type(error).__name__}: {error}",
-                    where=source_line(error.__traceback__),
-                ) from error
+            flat = self._flat(self._call(record.wrap(node, ())))
         shapes = tuple(tuple(state.shape) for state in flat)
         if shapes != self.states:
             raise RecursiveModelError(
@@ -347,14 +429,6 @@ def _shapes(shapes: Sequence[Sequence[int]]) -> str:
     return ", ".join(str(list(shape)) for shape in shapes)
 
 
-def _access_of(record: Record, value: Any) -> Access:
-    """Return the access of a leaf that is an integer, which has no proxy; the last one read."""
-    matching = [access for access, known in record.integers.items() if known is value]
-    called = {access for access, _ in record.children}
-    free = [access for access in matching if access not in called]
-    return (free or matching or [()])[0]
-
-
 def _mark(
     graph: Graph, second: GraphModule, first: GraphModule, value: int, other: int, word: Word
 ) -> bool | None:
@@ -364,39 +438,49 @@ def _mark(
         Whether anything differs; None if the graphs have different operators.
     """
     nodes, others = list(graph.nodes), list(second.graph.nodes)
-    if [str(n.target) for n in nodes if n.op == "call_function"] != [
-        str(n.target) for n in others if n.op == "call_function"
+    if [(n.op, n.op == "call_function" and n.target) for n in nodes] != [
+        (n.op, n.op == "call_function" and n.target) for n in others
     ]:
         return None
-    found = False
+    marks: list[tuple[Node, str, Any]] = []
     for node, twin in zip(nodes, others, strict=True):
         if node.op == "get_attr":
             ours, theirs = _constant(first, node), _constant(second, twin)
-            if ours is theirs or torch.equal(ours, theirs):
+            if ours is theirs:
+                continue
+            if isinstance(ours, nn.Parameter) or isinstance(theirs, nn.Parameter):
+                return None
+            if torch.equal(ours, theirs):
                 continue
             if not (bool((ours == value).all()) and bool((theirs == other).all())):
                 raise RecursiveModelError(
                     "a constant depends on a word of the node, but is not the word",
                     remedy="compute with the word in tensors, for example by an embedding",
                 )
-            node.meta["word"] = word
-            found = True
+            marks.append((node, "word", word))
         elif node.op == "call_function":
             changed = tuple(
                 word if _differs(a, b) and (a, b) == (value, other) else a
                 for a, b in zip(node.args, twin.args, strict=True)
             )
+            if node.target is not torch.ops.aten.select.int and _differs(
+                [*node.args, *node.kwargs.values()], [*twin.args, *twin.kwargs.values()]
+            ):
+                return None
             if any(type(a) is Word and a == word for a in changed):
-                node.meta["args"] = changed
-                found = True
+                marks.append((node, "args", changed))
             elif any(_differs(a, b) for a, b in zip(node.args, twin.args, strict=True)):
                 return None
-    return found
+    for node, key, value_of_mark in marks:
+        node.meta[key] = value_of_mark
+    return bool(marks)
 
 
 def _differs(a: Any, b: Any) -> bool:
+    if isinstance(a, (list, tuple)):
+        return len(a) != len(b) or any(map(_differs, a, b))
     plain = (int, float, bool)
-    return isinstance(a, plain) and isinstance(b, plain) and a != b
+    return isinstance(a, plain) and isinstance(b, plain) and a != b and a == a
 
 
 def _constant(module: GraphModule, node: Node) -> torch.Tensor:

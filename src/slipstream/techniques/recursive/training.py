@@ -17,7 +17,6 @@ from torch.autograd.function import once_differentiable
 from slipstream.codegen.program import Load
 from slipstream.techniques.recursive.backward import Backward, backward_of
 from slipstream.techniques.recursive.emission import point
-from slipstream.techniques.recursive.evaluation import constant_value
 from slipstream.techniques.recursive.lowering import Product
 from slipstream.techniques.recursive.stages import staged
 from slipstream.techniques.recursive.structures import Int32s, Linearized
@@ -51,7 +50,7 @@ class Trainer:
         self, net: RecursiveNet, linearized: Linearized, tensors: Mapping[str, torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the states of all nodes, [nodes, width] each, with gradients."""
-        constants = [constant_value(c, net.weights, tensors) for c in net.constants.items]
+        constants = net.constant_values(tensors)
         numbers = {kind: linearized.numbers(kind) for kind in range(len(self.kinds))}
         word, tables = net.tables(linearized, tensors, ())
         request = _Request(net, self, linearized, word, numbers, sorted(tables), len(constants))
