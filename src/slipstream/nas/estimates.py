@@ -25,8 +25,8 @@ def estimate(net: Supernet, config: Mapping[str, Any] | Candidate | None = None)
 
     Returns:
         ``params``: elements of parameters. ``macs``: multiply-accumulates of convolutions, linear
-        and recurrent layers, matmuls and attention per sample of the example batch. ``weight_bytes``: bytes of
-        parameters and buffers.
+        and recurrent layers, matmuls and attention per sample of the example batch.
+        ``weight_bytes``: bytes of parameters and buffers.
     """
     chosen = need_supernet(net).config if config is None else net.space.checked(config)
     subnet = Subnet(net, chosen)

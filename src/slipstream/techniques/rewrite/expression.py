@@ -186,10 +186,6 @@ class Expression:
         value = scalar(argument, self.constants)
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
-    def with_constants(self, constants: Sequence[float]) -> Expression:
-        """Return the expression with other numbers."""
-        return Expression(self.inputs, self.instructions, self.result, tuple(constants))
-
     def to_json(self) -> list[Any]:
         """Return JSON for `from_json`."""
         rows = [[i.op, [_encode(argument) for argument in i.arguments]] for i in self.instructions]
@@ -214,7 +210,7 @@ class Expression:
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise SlipstreamError(
                 f"not an expression of this torch's operators: {error}",
-                remedy="delete the rule store, and search again with slipstream synth rewrites",
+                remedy="delete the store of rules, and search again",
             ) from error
 
     @property

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from slipstream.graph import Call, TensorSpec
 from slipstream.graph.traffic import short_name
-from slipstream.surgery.fx import TracedGraph
+from slipstream.surgery.fx import TracedGraph, arguments_of
 from slipstream.techniques.rewrite.expression import (
     Constant,
     Expression,
@@ -227,7 +227,7 @@ def pattern_of(
     reads: list[Node] = []
     instructions: list[Instruction] = []
     constants: list[float] = []
-    place: dict[Node, Any] = {}
+    place: dict[Node, Ref] = {}
 
     def base(node: Node) -> Node:
         while not _is_maker(node, inside) and _viewed(node) is not None:
@@ -248,14 +248,15 @@ def pattern_of(
             return value
         raise ValueError(f"{value!r} is not data")
 
-    def visit(node: Node) -> Any:
+    def visit(node: Node) -> Ref:
         if node in place:
             return place[node]
         source = base(node)
         if not _is_maker(source, inside) and (not at_base or source is node):
             node_read = _unexpanded(node)
             if node_read not in place:
-                place[node_read] = ("input", len(reads))
+                # Input k is -1 - k until the number of inputs is known.
+                place[node_read] = Ref(-1 - len(reads))
                 reads.append(node_read)
             place[node] = place[node_read]
             return place[node]
@@ -263,17 +264,13 @@ def pattern_of(
             place[node] = visit(node.args[0])  # type: ignore[arg-type]
             return place[node]
         target: Any = node.target
-        schema = target._schema.arguments
-        provided = [
-            node.kwargs.get(a.name, node.args[n] if n < len(node.args) else a.default_value)
-            for n, a in enumerate(schema)
-        ]
         arguments = tuple(
-            argument(value, str(a.type)) for value, a in zip(provided, schema, strict=True)
+            argument(value, str(declared.type))
+            for value, declared in zip(arguments_of(node), target._schema.arguments, strict=True)
         )
-        op = "max_values" if _name(target) == "max.dim" else _name(target)
-        instructions.append(Instruction(op, arguments))
-        place[node] = ("made", len(instructions) - 1)
+        op = name_of(target)
+        instructions.append(Instruction("max_values" if op == "max.dim" else op, arguments))
+        place[node] = Ref(len(instructions) - 1)
         return place[node]
 
     try:
@@ -284,14 +281,11 @@ def pattern_of(
         return None
 
     def resolved(value: Any) -> Any:
-        if isinstance(value, tuple) and value and value[0] in ("input", "made"):
-            return Ref(value[1] + (len(reads) if value[0] == "made" else 0))
+        if isinstance(value, Ref):
+            return Ref(value.index + len(reads) if value.index >= 0 else -1 - value.index)
         return tuple(map(resolved, value)) if isinstance(value, tuple) else value
 
-    rows = tuple(
-        Instruction(i.op, tuple(resolved(argument) for argument in i.arguments))
-        for i in instructions
-    )
+    rows = tuple(Instruction(i.op, resolved(i.arguments)) for i in instructions)
     expression = Expression(len(reads), rows, resolved(final), tuple(constants))
     return Pattern(expression, tuple(reads), traced.nodes[root])
 
@@ -306,14 +300,15 @@ def _viewed(node: Node) -> Node | None:
     """Return the node that `node` is a view of, if it is an operator's only result."""
     target: Any = node.target
     single = isinstance(node.meta.get("val"), torch.Tensor)
-    if not single or not hasattr(target, "_schema") or not is_view(_name(target)):
+    if not single or not hasattr(target, "_schema") or not is_view(name_of(target)):
         return None
     source = node.args[0]
     return source if isinstance(source, Node) else None
 
 
-def _name(target: Any) -> str:
-    return f"{target._opname}.{target._overloadname or 'default'}"
+def name_of(operator: Any) -> str:
+    """Return the name of an ATen operator with its overload, such as ``add.Tensor``."""
+    return f"{operator._opname}.{operator._overloadname}"
 
 
 def _unexpanded(node: Node) -> Node:

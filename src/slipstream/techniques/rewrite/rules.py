@@ -151,7 +151,7 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if not is_view(f"{func._opname}.{func._overloadname or 'default'}"):
+        if not is_view(regions.name_of(func)):
             leaves = torch.utils._pytree.tree_leaves((args, made))
             self.elements += 16 + sum(x.numel() for x in leaves if isinstance(x, torch.Tensor))
         return made
@@ -266,7 +266,7 @@ def known_places(
                 continue
             again = replace(
                 rule, pattern=read.expression, specs=specs,
-                replacement=rule.replacement.with_constants(read.expression.constants),
+                replacement=replace(rule.replacement, constants=read.expression.constants),
             )  # fmt: skip
             if again.signature not in accepted:
                 same = [i.op for i in again.pattern.instructions] == [

@@ -42,13 +42,19 @@ MAX_VALUES = 1500
 """Distinct values that are combined with each other."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Value:
-    """A value with the instructions that compute it."""
+    """A value and the call that makes it; an input has its number as the only argument."""
 
     tensor: torch.Tensor
-    path: tuple[_Step, ...] = ()
+    op: str
+    arguments: tuple[Any, ...]
     level: int = 0
+
+    def steps(self) -> dict[_Value, None]:
+        """Return all values that it is computed from in order, itself last."""
+        operands = (a.steps() for a in self.arguments if isinstance(a, _Value))
+        return {step: None for steps in operands for step in steps} | {self: None}
 
 
 @dataclass
@@ -87,7 +93,7 @@ class Enumeration:
             if self._goal is None:
                 return
             for n, tensor in enumerate(samples[0]):
-                yield from self._offer(_Value(tensor), ("", (n,)))
+                yield from self._offer(_Value(tensor, "", (n,)))
             yield from self._views(list(self._values))
             limit = min(self.max_ops, self.pattern.operators - 1)
             for level in range(1, limit + 1):
@@ -229,25 +235,20 @@ class Enumeration:
             made = call(Instruction(op, arguments), tensors, self.pattern.constants)
         except (RuntimeError, IndexError, ValueError, TypeError):
             return
-        path: list[_Step] = []
-        for argument in arguments:
-            if isinstance(argument, Ref):
-                path += [step for step in values[argument.index].path if step not in path]
-        named = tuple(values[a.index].path[-1] if isinstance(a, Ref) else a for a in arguments)
-        functions = sum(name not in _FREE for name, _ in path) + (op not in _FREE)
-        if functions <= self.max_ops:
-            yield from self._offer(_Value(made, tuple(path), level), (op, named))
+        operands = tuple(values[a.index] if isinstance(a, Ref) else a for a in arguments)
+        value = _Value(made, op, operands, level)
+        if sum(step.op not in _FREE for step in value.steps()) <= self.max_ops:
+            yield from self._offer(value)
 
-    def _offer(self, value: _Value, step: _Step) -> Iterator[Expression]:
+    def _offer(self, value: _Value) -> Iterator[Expression]:
         """Keep a value that is new; yield its expression if it is the pattern's."""
-        value.path = (*value.path, step)
         mark = self._fingerprint(value.tensor)
         if mark is None:
             return
         # A candidate that fails its checks may have a rival with the same fingerprint.
         if mark == self._goal:
             expression = self._expression(value)
-            if expression is not None and self._agrees(expression):
+            if self._agrees(expression):
                 yield expression
             return
         if mark not in self._seen and len(self._values) < MAX_VALUES:
@@ -277,19 +278,17 @@ class Enumeration:
                 return False
         return True
 
-    def _expression(self, value: _Value) -> Expression | None:
-        place: dict[_Step, int] = {("", (n,)): n for n in range(self.pattern.inputs)}
-        rows: list[Instruction] = []
-        for step in value.path:
-            if step in place:
-                continue
-            op, arguments = step
-            resolved = tuple(Ref(place[a]) if isinstance(a, tuple) else a for a in arguments)
-            rows.append(Instruction(op, resolved))
-            place[step] = self.pattern.inputs + len(rows) - 1
-        return Expression(
-            self.pattern.inputs, tuple(rows), Ref(place[value.path[-1]]), self.pattern.constants
-        )
+    def _expression(self, value: _Value) -> Expression:
+        inputs, rows = self.pattern.inputs, list[Instruction]()
+        place: dict[_Value, Ref] = {}
+        for step in value.steps():
+            if step.op:
+                place[step] = Ref(inputs + len(rows))
+                arguments = (place[a] if isinstance(a, _Value) else a for a in step.arguments)
+                rows.append(Instruction(step.op, tuple(arguments)))
+            else:
+                place[step] = Ref(step.arguments[0])
+        return Expression(inputs, tuple(rows), place[value], self.pattern.constants)
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:

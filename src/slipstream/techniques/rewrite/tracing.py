@@ -14,12 +14,12 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-Change = Callable[[GraphModule], "GraphModule | None"]
+Change = Callable[[GraphModule], GraphModule | None]
 """Returns a changed copy of a graph of operators, or None to leave it unchanged."""
 _MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "inference_mode")
 
 
-def why_opaque(module: GraphModule) -> str | None:
+def _why_opaque(module: GraphModule) -> str | None:
     """Return why a graph of torch.compile cannot be traced down to operators; None if it can."""
     for node in module.graph.nodes:
         name = getattr(node.target, "__name__", str(node.target))
@@ -30,14 +30,6 @@ def why_opaque(module: GraphModule) -> str | None:
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "it runs under autocast"
     return None
-
-
-def traced_operators(module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
-    """Return the graph of ATen operators that eager mode runs for these inputs."""
-    traced: GraphModule = make_fx(module, tracing_mode="fake")(*inputs)
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
-    return traced
 
 
 class TracingBackend:
@@ -63,11 +55,13 @@ class TracingBackend:
 
     def _changed(self, module: GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
         unchanged: Callable[..., Any] = module.forward
-        if (reason := why_opaque(module)) is not None:
+        if (reason := _why_opaque(module)) is not None:
             self.reasons.append(reason)
             return unchanged
         try:
-            traced = traced_operators(module, arguments)
+            traced: GraphModule = make_fx(module, tracing_mode="fake")(*arguments)
+            traced.graph.eliminate_dead_code()
+            traced.recompile()
             changed = self._change(traced)
         except (RuntimeError, NotImplementedError) as error:
             lines = str(error).splitlines() or [type(error).__name__]
