@@ -19,10 +19,21 @@ from torch.nn import functional
 
 import slipstream as ss
 from slipstream.cli._main import _command
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.cluster.quantity import Quantity
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UsageError
 from slipstream.graph import Graph, Kind, load, save
-from slipstream.hardware import Accelerator, Array, Chips, FrontEnd, MaskRecorder, Pass, accelerate
+from slipstream.hardware import (
+    Accelerator,
+    Array,
+    Chips,
+    Energy,
+    FrontEnd,
+    MaskRecorder,
+    Pass,
+    accelerate,
+)
 from slipstream.hardware.mapping import cost
+from slipstream.hardware.predict import sensitivity
 from slipstream.hardware.rtl import cosimulate, write_rtl
 from slipstream.hardware.space import products_of, sweep_space
 from slipstream.workload import build_from
@@ -150,7 +161,8 @@ def test_operators_without_a_template_are_refused_by_name_and_others_take_time(n
     [
         ("array = { lanes = 3 }", "array.lanes"), ("array = { lanes = 65 }", "array.lanes"),
         ("array = { rows = 0 }", "array.rows"), ("array = { rows = 3 }", "array.rows"),
-        ("array = { tiles = 0 }", "array.tiles"), ("clock_hz = 0", "clock_hz"),
+        ("array = { tiles = 0 }", "array.tiles"), ("array = { tiles = 5000 }", "array.tiles"),
+        ("clock_hz = 0", "clock_hz"),
         ("clock_hz = nan", "clock_hz"), ("vector_lanes = 0", "vector_lanes"),
         ("frontend = { lookahead = 0 }", "frontend.lookahead"),
         ("frontend = { lookaside = [[3, 1]] }", "frontend.lookaside"),
@@ -174,6 +186,19 @@ def test_a_file_contains_what_differs_from_its_base(tmp_path: Path) -> None:
     assert (chip.name, chip.clock_hz.value, chip.energy) == ("wide", 1e9, CHIP.energy)
 
 
+def test_a_name_in_a_folder_is_not_a_shipped_chip(tmp_path: Path) -> None:
+    assert Accelerator.load("tensordash.toml") == CHIP
+    with pytest.raises(SlipstreamError, match="unknown accelerator"):
+        Accelerator.load(tmp_path / "tensordash.toml")
+
+
+def test_energies_can_be_zero() -> None:
+    free = {name: Quantity(0.0) for name in vars(CHIP.energy)}
+    found = ss.predict_accelerator(recorded()[0], replace(CHIP, energy=Energy(**free)))
+    assert found.energy_gain == (1.0, 1.0)
+    assert {energy for _, energy in sensitivity(found.step).values()} == {0.0}
+
+
 def test_a_sweep_gives_each_chip_the_cost_it_has_alone() -> None:
     graph = recorded()[0]
     found = sweep_space(graph, CHIP, {"rows": [2, 4], "lanes": [8, 16], "clock_hz": [5e8, 1e9]})
@@ -188,6 +213,11 @@ def test_a_sweep_gives_each_chip_the_cost_it_has_alone() -> None:
         assert found.time_ns[number] == pytest.approx(time_ns)
     with pytest.raises(SlipstreamError, match="rows"):
         sweep_space(graph, CHIP, {"rows": [0]})
+    with pytest.raises(SlipstreamError, match="rows"):
+        sweep_space(graph, CHIP, {"rows": [float("nan")]})
+    many = range(1, 101)
+    with pytest.raises(SlipstreamError, match="100,000,000 chips"):
+        sweep_space(graph, CHIP, {"rows": many, "tiles": many, "lanes": many, "columns": many})
 
 
 def test_the_command_line(
@@ -204,6 +234,8 @@ def test_the_command_line(
     assert step["compute_speedup"] > 1
     assert step["speedup"] >= 1
     assert set(step["sensitivity"]) >= {"mac", "clock_hz", "dram_per_byte"}
+    with pytest.raises(UsageError, match="--hw excludes --rate, --timeline"):
+        run("predict", "run.slipgraph", "--hw", "tensordash", "--rate", "4/s", "--timeline", "x")
     (device,) = run("devices", "run.slipgraph", "--device", "tensordash")
     assert device["step_ns"] == pytest.approx(step["step_ns"], rel=1e-6)
     (tmp_path / "space.json").write_text('{"tiles": [4, 8]}')

@@ -24,7 +24,7 @@ app = typer.Typer(
 _Chip = Annotated[
     str, typer.Option("--hw", metavar="FILE.toml", help="A TOML description, or tensordash.")
 ]
-_Vectors = Annotated[int, typer.Option(min=1, help="Number of test vectors.")]
+_Vectors = Annotated[int, typer.Option(min=1, max=10_000_000, help="Number of test vectors.")]
 
 
 @app.command()
@@ -109,7 +109,7 @@ def sweep(
             for row in rows
         ],
     }
-    note = f"{len(found.time_ns):,} chips; of each number of multipliers the fastest"
+    note = f"chips predicted: {len(found.time_ns):,}; of each number of multipliers the fastest"
     title = f"layers of {recording.name} on chips like {chip.name}"
     emit(Table.of(rows, _fields(found), title, [note]), payload, as_json=as_json)
 
@@ -121,7 +121,7 @@ def _space(path: Path) -> Mapping[str, Sequence[float]]:
 
     try:
         table = json.loads(read_bytes(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError("--space", f"not JSON: {error}", where=str(path)) from error
     values: Mapping[str, Sequence[float]] = read(Mapping[str, Sequence[float]], table, "space", {})
     return values

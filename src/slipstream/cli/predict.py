@@ -73,6 +73,11 @@ def command(
     from slipstream.verbs.sharing import shared_table
 
     if hw is not None:
+        excluded = {"goal": goal, "rate": rate, "cluster": cluster, "timeline": timeline}
+        if present := [f"--{name}" for name, value in excluded.items() if value]:
+            raise UsageError(
+                f"--hw excludes {', '.join(present)}", remedy=f"leave out {present[0]}, or --hw"
+            )
         _on_accelerator(request, hw, technique or (), as_json=as_json)
         return
     if not technique:

@@ -16,6 +16,7 @@ from slipstream.files import read_bytes
 from slipstream.schema import build
 
 MAX_DEPTH, MAX_OPTIONS, MAX_ROWS = 4, 16, 32
+_MAX_TILES = 4096
 _MIN_LANES, _MAX_LANES = 4, 64
 _MAX_BYTES = 1 << 20
 
@@ -40,7 +41,10 @@ class Array:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            _need(value >= 1, f"array.{name}", f"{value} is less than 1", "at least 1")
+            _need(
+                1 <= value <= _MAX_TILES,
+                f"array.{name}", f"{value} is not between 1 and {_MAX_TILES}", "for example 16",
+            )  # fmt: skip
         _need(
             self.rows <= MAX_ROWS and self.rows & (self.rows - 1) == 0,
             "array.rows", f"{self.rows} is not a power of two up to {MAX_ROWS}", "for example 4",
@@ -179,7 +183,7 @@ class Accelerator:
         if path.is_file():
             text = read_bytes(path, most=_MAX_BYTES).decode("utf-8", "replace")
         else:
-            text = _shipped(path.name.removesuffix(".toml"))
+            text = _shipped(str(name).removesuffix(".toml"))
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

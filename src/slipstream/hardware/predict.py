@@ -257,6 +257,11 @@ def energy_pj(
     return sum(float(part[0][0]) for part in parts), sum(float(part[1][0]) for part in parts)
 
 
+def ratio(new: float, old: float) -> float:
+    """Return `new` / `old`; 1 if `old` is 0, since all energies may be described as 0."""
+    return new / old if old else 1.0
+
+
 def sensitivity(step: AcceleratorStep) -> dict[str, tuple[float, float]]:
     """Return by constant the relative changes of time and energy of the layers if it is doubled."""
     time_ns = sum(cost.time_ns for layer in step.layers for cost in layer.passes)
@@ -266,5 +271,6 @@ def sensitivity(step: AcceleratorStep) -> dict[str, tuple[float, float]]:
         doubled = {name: float(2 * getattr(chips, name)[0])}
         other = Chips.of(step.chip, **doubled)
         new_ns = sum(float(c.cost.time_ns(other)[0]) for layer in step.layers for c in layer.passes)
-        changes[name] = new_ns / time_ns - 1, sum(energy_pj(step, changes=doubled)) / energy - 1
+        new_energy = sum(energy_pj(step, changes=doubled))
+        changes[name] = ratio(new_ns, time_ns) - 1, ratio(new_energy, energy) - 1
     return changes

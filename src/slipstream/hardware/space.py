@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from slipstream.hardware.layers import LayerShape, Pass, layers_of
 from slipstream.hardware.mapping import Chips, sweep
 from slipstream.hardware.predict import item_bytes, tasks_of_layer
 
+_MAX_CHIPS = 10_000_000
 SPACE: Mapping[str, Sequence[float]] = {
     "tiles": (4, 8, 16, 32, 64),
     "rows": (2, 4, 8, 16),
@@ -83,14 +85,18 @@ def sweep_space(
 
     Raises:
         UnknownNameError: `space` has another name than the attributes of `Chips`.
-        InvalidArgumentError: a value is not above 0, or the step has no layer.
+        InvalidArgumentError: a value is not above 0, there are over 10 million chips, or the step
+            has no layer.
     """
     names = [field.name for field in fields(Chips)]
     for name, values in space.items():
         if name not in names:
             raise UnknownNameError("attribute of a chip", name, names)
-        if not values or min(values) <= 0:
-            raise InvalidArgumentError(name, f"{list(values)} has a value that is not above 0")
+        if not values or not min(values) > 0:
+            what = f"{list(values)} is not a list of values above 0"
+            raise InvalidArgumentError(name, what, remedy="for example [4, 8]")
+    if (count := math.prod(map(len, space.values()))) > _MAX_CHIPS:
+        raise InvalidArgumentError("space", f"has {count:,} chips, more than {_MAX_CHIPS:,}")
     points = np.array(list(itertools.product(*space.values())), np.float64).T
     chips = Chips.of(chip, **dict(zip(space, points, strict=True)))
     return Sweep(chips, *sweep(products_of(graph), chips))

@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.cluster.quantity import Quantity
 from slipstream.graph import Graph, need_graph, replay
 from slipstream.hardware import Accelerator, AcceleratorStep, Pass, accelerate
-from slipstream.hardware.predict import LayerCost, energy_pj, sensitivity
+from slipstream.hardware.predict import LayerCost, energy_pj, ratio, sensitivity
 from slipstream.hardware.simulate import PassCost
 from slipstream.provenance import Provenance
 from slipstream.tables import Field, Table
@@ -40,6 +40,7 @@ class AcceleratorPrediction:
 
     @property
     def passes(self) -> list[tuple[LayerCost, PassCost]]:
+        """The passes of all layers, each with its layer."""
         return [(layer, cost) for layer in self.step.layers for cost in layer.passes]
 
     def compute_speedup(self, which: Pass | None = None) -> float:
@@ -52,7 +53,7 @@ class AcceleratorPrediction:
     def energy_gain(self) -> tuple[float, float]:
         """Dense energy over energy of the layers: of the lanes, and with memories."""
         dense, own = energy_pj(self.step, dense=True), energy_pj(self.step)
-        return dense[0] / own[0], sum(dense) / sum(own)
+        return ratio(dense[0], own[0]), ratio(sum(dense), sum(own))
 
     def to_json(self) -> dict[str, Any]:
         compute, memory = energy_pj(self.step)
@@ -146,13 +147,9 @@ def predict_accelerator(
 def accelerator_table(predictions: list[AcceleratorPrediction]) -> Table:
     """Return a table with a row per predicted step."""
     chip = predictions[0].step.chip
-    passes: list[Field[AcceleratorPrediction]] = [
-        Field.number(_SHORT[which], lambda p, which=which: format_ratio(p.compute_speedup(which)))  # type: ignore[misc]
-        for which in Pass
-    ]
     fields: list[Field[AcceleratorPrediction]] = [
         Field.of("step", lambda p: p.name),
-        *passes,
+        *map(_pass_field, Pass),
         Field.number("all passes", lambda p: format_ratio(p.compute_speedup())),
         Field.number("dense step", lambda p: format_duration(p.dense_ns)),
         Field.number("step", lambda p: format_duration(p.step_ns)),
@@ -166,6 +163,10 @@ def accelerator_table(predictions: list[AcceleratorPrediction]) -> Table:
         f"constants of {chip.name}: {counts}; {chip.about}",
     ]
     return Table.of(predictions, fields, f"the step on {chip.name}", notes)
+
+
+def _pass_field(which: Pass) -> Field[AcceleratorPrediction]:
+    return Field.number(_SHORT[which], lambda p: format_ratio(p.compute_speedup(which)))
 
 
 def _constants(chip: Accelerator) -> dict[str, Quantity]:
