@@ -21,7 +21,9 @@ class MaskRecorder:
     """Context manager that records masks of linear layers and convolutions while `active`.
 
     Values are compared with zero in the dtype that the layer computes in, see autocast.
-    NaN counts as nonzero. A step that was recorded is read and cleared with `take`.
+    NaN counts as nonzero. A step that was recorded is read and cleared with `take`. Masks beyond
+    512 MiB and calls with keyword arguments only are omitted, and all masks of a compiled model
+    that ran before the recorder was entered.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
