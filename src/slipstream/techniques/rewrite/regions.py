@@ -7,6 +7,7 @@ of its steps.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -343,33 +344,39 @@ def sizes_of(pattern: Expression, specs: Sequence[TensorSpec]) -> list[dict[int,
         Maps from an extent to another: extents that views join are products of others.
     """
     fixed, joined = {1}, dict[int, tuple[int, ...]]()
+    values = [
+        torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in specs
+    ]
     with torch.no_grad():
-        values = [
-            torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
-            for spec in specs
-        ]
         for instruction in pattern.instructions:
-            made, before = _shape_after(instruction, values, pattern)
+            first = instruction.arguments[0]
+            source = values[(first[0] if isinstance(first, tuple) else first).index]
+            made = call(instruction, values, pattern.constants)
             values.append(made)
             name = instruction.op.partition(".")[0]
             if name in ("select", "slice", "split", "unbind", "narrow"):
-                fixed.add(before.shape[int(instruction.arguments[1])])
+                fixed.add(source.shape[int(instruction.arguments[1])])
             if name in ("view", "_unsafe_view", "reshape"):
-                for left, right in _groups(tuple(before.shape), tuple(made.shape)):
+                for left, right in _groups(tuple(source.shape), tuple(made.shape)):
                     for whole, parts in ((left, right), (right, left)):
-                        if len(whole) == 1 and len(parts) > 1 and whole[0] not in joined:
-                            joined[whole[0]] = parts
+                        if len(whole) == 1 < len(parts):
+                            joined.setdefault(whole[0], parts)
             if name in ("cat", "stack"):
                 fixed.update(made.shape[int(instruction.arguments[1]) :][:1])
     extents = {extent for spec in specs for extent in spec.shape}
-    atoms = sorted(set(_leaves(extents | set(joined), joined)) - fixed)
+    extents.update(*joined.values())
+    atoms = sorted(extents - set(joined) - fixed)
+
+    def size_of(extent: int, sizes: Mapping[int, int]) -> int:
+        if extent in joined:
+            return math.prod(size_of(part, sizes) for part in joined[extent])
+        return sizes.get(extent, extent)
+
     maps = []
     for choice in _CHOICES:
         sizes = dict(zip(atoms, itertools.cycle(choice), strict=False))
         sizes |= {extent: extent for extent in fixed}
-        for extent in sorted(joined):
-            sizes[extent] = _product(extent, joined, sizes)
-        maps.append(sizes)
+        maps.append(sizes | {extent: size_of(extent, sizes) for extent in joined})
     return maps
 
 
@@ -379,47 +386,16 @@ _CHOICES = (
 )  # fmt: skip
 
 
-def _leaves(extents: set[int], joined: Mapping[int, tuple[int, ...]]) -> Iterator[int]:
-    for extent in extents:
-        if extent in joined:
-            yield from (e for e in joined[extent] if e not in joined)
-        else:
-            yield extent
-
-
-def _product(extent: int, joined: Mapping[int, tuple[int, ...]], sizes: Mapping[int, int]) -> int:
-    if extent not in joined:
-        return sizes.get(extent, extent)
-    product = 1
-    for part in joined[extent]:
-        product *= sizes.get(part, part) if part == extent else _product(part, joined, sizes)
-    return product
-
-
-def _shape_after(
-    instruction: Instruction, values: Sequence[torch.Tensor], pattern: Expression
-) -> tuple[torch.Tensor, torch.Tensor]:
-    first = instruction.arguments[0]
-    first = first[0] if isinstance(first, tuple) else first
-    return call(instruction, values, pattern.constants), values[first.index]
-
-
 def _groups(
-    before: tuple[int, ...], after: tuple[int, ...]
+    before: Sequence[int], after: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the groups of extents that a view joins or splits."""
-    i = j = 0
-    while i < len(before) and j < len(after):
-        left, right = [before[i]], [after[j]]
-        i, j = i + 1, j + 1
-        a, b = left[0], right[0]
-        while a != b:
-            if a < b and i < len(before):
-                left.append(before[i])
-                a, i = a * before[i], i + 1
-            elif j < len(after):
-                right.append(after[j])
-                b, j = b * after[j], j + 1
-            else:
+    """Yield the groups of extents that a view joins or splits, without extents of 1."""
+    sides = [[extent for extent in shape if extent != 1] for shape in (before, after)]
+    while all(sides):
+        left, right = ([side.pop(0)] for side in sides)
+        while (a := math.prod(left)) != (b := math.prod(right)):
+            shorter, side = (left, sides[0]) if a < b else (right, sides[1])
+            if not side:
                 return
+            shorter.append(side.pop(0))
         yield tuple(left), tuple(right)

@@ -14,7 +14,7 @@ computation", Mathematics and Computers in Simulation 35, 1993.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -33,7 +33,16 @@ _SPREADS = 16.0, 256.0
 _ULPS = 4.0
 _MAX_NOISY = 8
 _BACKWARD_NOISE = 1 / 16
-_REGIMES = ("normal", "large", "tiny", "zeros", "equal", "negative", "infinite", "mixed")
+_REGIMES: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
+    "normal": lambda x, g: x,
+    "large": lambda x, g: x * 1e3,
+    "tiny": lambda x, g: x * 1e-3,
+    "zeros": lambda x, g: torch.where(torch.rand(x.shape, generator=g) < 0.5, 0.0, x),
+    "equal": lambda x, g: torch.full_like(x, float(torch.randn((), generator=g))),
+    "negative": lambda x, g: -x.abs() - 0.1,
+    "infinite": lambda x, g: torch.where(torch.rand(x.shape, generator=g) < 0.1, -torch.inf, x),
+    "mixed": lambda x, g: x * torch.exp(3 * torch.randn(x.shape, dtype=x.dtype, generator=g)),
+}
 
 
 def resized(specs: Sequence[TensorSpec], sizes: Mapping[int, int]) -> list[TensorSpec]:
@@ -59,21 +68,7 @@ def inputs_for(
             tensors.append(torch.randint(0, classes, spec.shape, generator=generator))
             continue
         x = torch.randn(spec.shape, dtype=torch.float64, generator=generator)
-        if regime == "large":
-            x = x * 1e3
-        elif regime == "tiny":
-            x = x * 1e-3
-        elif regime == "zeros":
-            x = torch.where(torch.rand(spec.shape, generator=generator) < 0.5, 0.0, x)
-        elif regime == "equal":
-            x = torch.full_like(x, float(torch.randn((), generator=generator)))
-        elif regime == "negative":
-            x = -x.abs() - 0.1
-        elif regime == "infinite":
-            x = torch.where(torch.rand(spec.shape, generator=generator) < 0.1, -torch.inf, x)
-        elif regime == "mixed":
-            x = x * torch.exp(3 * torch.randn(spec.shape, dtype=x.dtype, generator=generator))
-        tensors.append(x)
+        tensors.append(_REGIMES[regime](x, generator))
     return tensors
 
 
@@ -99,7 +94,8 @@ def why_different(
     shapes: set[tuple[tuple[int, ...], ...]] = set()
     checked = 0
     usual: list[float] = []
-    for sizes, regime in _trials(pattern, specs):
+    trials = itertools.cycle(itertools.product(sizes_of(pattern, specs), _REGIMES))
+    for sizes, regime in itertools.islice(trials, 4 * CHECKS):
         changed = resized(specs, sizes)
         exact = inputs_for(changed, regime, generator)
         used = [
@@ -139,13 +135,6 @@ def why_different(
         if checked >= CHECKS and len(shapes) >= MIN_SHAPES:
             return None
     return f"only {len(shapes)} shapes could be checked"
-
-
-def _trials(
-    pattern: Expression, specs: Sequence[TensorSpec]
-) -> Iterator[tuple[dict[int, int], str]]:
-    sizes = sizes_of(pattern, specs)
-    return itertools.islice(itertools.cycle(itertools.product(sizes, _REGIMES)), 4 * CHECKS)
 
 
 def _passes(
