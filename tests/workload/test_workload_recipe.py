@@ -49,8 +49,9 @@ def test_a_line_of_a_plain_script_is_not_a_function() -> None:
     workload = Workload.parse("train.py:1", "--epochs", "1")
     assert (workload.function, workload.line, workload.name) == (None, 1, "train.py:1")
     assert Workload(workload.to_json()["target"]).line == 1
-    with pytest.raises(WorkloadError, match="no statement on this line"):
-        Workload.parse("train.py:40")
+    for line in ("40", "9" * 5000):
+        with pytest.raises(WorkloadError, match="no statement on this line"):
+            Workload.parse(f"train.py:{line}")
 
 
 @pytest.mark.usefixtures("train")

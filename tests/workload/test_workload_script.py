@@ -250,6 +250,7 @@ def test_nothing_of_the_script_runs_after_the_program(drive_forked: Run, tmp_pat
         ("train(model, optimizer, 1)", " 1 optimizer step,", "epochs"),
         ("train(model, optimizer, 4)", " 4 optimizer steps,", "epochs"),
         ("with torch.no_grad():\n    for _ in range(2): model(torch.randn(5, 3))", " 2 calls ", ""),
+        ("with torch.no_grad():\n    for _ in range(4): model(torch.randn(1, 3))", " 4 calls ", ""),
         ("import sys; sys.exit()", " sys.exit() ", " --"),
         (
             "from torch.func import functional_call, grad\n"
@@ -479,10 +480,23 @@ def test_a_line_selects_the_loop_of_the_function_that_it_calls(drive_forked: Run
 
 def test_a_line_without_steps_is_refused_with_those_that_have_some(drive_forked: Run) -> None:
     failed = drive_forked(_TWO_LOOPS, find_loops, function="3")
-    assert failed.what == "no optimizer stepped on line 3 or in its loop"
+    assert failed.what == "no step ran on line 3 or in its loop"
     assert failed.error["remedy"].endswith(
         f"train.py:{line_of('optimizer.step()', 1)} and train.py:{line_of('adam.step()')}"
     )
+
+
+def test_a_line_selects_the_loop_of_inference(drive_forked: Run) -> None:
+    def samples(built: BuiltWorkload) -> Generator[None, Any, int]:
+        yield
+        return built.samples
+
+    text = script(INFERENCE + INFERENCE.replace("5", "6"))
+    named = str(len(text.splitlines()))
+    assert drive_forked(text, samples, function=named).result == 6
+    assert " calls of its model" in drive_forked(text, look_long, function=named).what
+    failed = drive_forked(text, samples, function="3")
+    assert failed.what == "no step ran on line 3 or in its loop"
 
 
 def test_an_edited_script_keeps_the_selected_loop(drive_forked: Run) -> None:

@@ -19,6 +19,8 @@ from slipstream.workload.built import FIELDS, Applicable, BuiltWorkload, build_f
 from slipstream.workload.loops import lines_around
 from slipstream.workload.providers import provider_in
 
+_MAX_DIGITS = 9
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -83,11 +85,12 @@ class Workload:
             )
         tree = _parse_source(file)
         if function.isdecimal():
-            if not lines_around(tree, int(function)):
+            if len(function) > _MAX_DIGITS or not lines_around(tree, int(function)):
                 raise WorkloadError(
                     "there is no statement on this line",
                     where=text,
-                    remedy="give the number of a line where an optimizer steps, or of its loop",
+                    remedy="pass a line where an optimizer steps or a model is called, or a line "
+                    "of its loop",
                 )
         elif colon:
             functions, others = _names(tree)

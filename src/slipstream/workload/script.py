@@ -297,12 +297,13 @@ class _Script(Generic[T]):
             turns = self._resumed.restart()
             exit_ = self._run()
             repeats = self._resumed.turns > turns
-        if self._stepped_at and not self._steps_of and _ended_well(exit_):
+        missed = self._around and not self._steps_of and self._resumed is None
+        if missed and self._stepped_at and _ended_well(exit_):
             at = " and ".join(map(str, self._stepped_at))
             raise WorkloadError(
-                f"no optimizer stepped on line {self._workload.line} or in its loop",
+                f"no step ran on line {self._workload.line} or in its loop",
                 where=str(self._path),
-                remedy=f"pass one of the lines where an optimizer steps: {at}",
+                remedy=f"pass one of the lines where steps run: {at}",
             )
         raise _too_short(self._path, self._steps_of, self._discovery, exit_, self._resumed)
 
