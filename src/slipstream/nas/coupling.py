@@ -28,14 +28,16 @@ Axes = list[Labels | None]
 OUTPUT = "it is an output of the model"
 INDICES = "its positions are looked up by index"
 _SAME = frozenset({
-    "dropout", "feature_dropout", "contiguous", "clone", "to", "detach", "alias", "type_as",
-    "_to_copy", "cumsum", "softmax", "log_softmax", "lift_fresh_copy", "hardtanh", "masked_fill",
-    "hardswish", "hardsigmoid", "relu6", "silu", "mish", "selu", "where", "bernoulli", "float",
-    "_assert_tensor_metadata",
+    "dropout", "feature_dropout", "contiguous", "to", "detach", "alias", "type_as", "_to_copy",
+    "cumsum", "softmax", "log_softmax", "lift_fresh_copy", "hardtanh", "masked_fill", "hardswish",
+    "hardsigmoid", "relu6", "silu", "mish", "selu", "where", "bernoulli", "_assert_tensor_metadata",
 })  # fmt: skip
+"""Elementwise operators, some overloads of which torch does not tag as such."""
 _REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "var", "std", "norm", "linalg_vector_norm"})
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-_FACTORIES = frozenset({"zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty"})
+FACTORIES = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "new_zeros": 1, "new_ones": 1,
+             "new_full": 1}  # fmt: skip
+"""Operators that make a tensor of a given shape, with the number of that argument."""
 VIEWS = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
 _THROUGH = frozenset({"contiguous", "clone", "transpose", "permute", "unsqueeze", "squeeze"})
 
@@ -169,9 +171,8 @@ def _call(c: Coupling, node: Node) -> Any:
     if not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)):
         return []
     rule = _RULES.get(name)
-    if rule is None and name in _SAME | {"add", "sub", "mul", "div", "pow"}:
-        rule = _elementwise
-    if rule is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    if rule is None and (pointwise or name in _SAME):
         rule = _elementwise
     if rule is None:
         rule = next((r for part, r in _BY_PART if part in name), None)
@@ -652,7 +653,7 @@ _RULES: dict[str, _Rule] = {
     "repeat_interleave": _repeat_interleave,
     "constant_pad_nd": _pad, "roll": _roll, "index": _index,
     **dict.fromkeys(RECURRENT, _recurrent),
-    **dict.fromkeys(_REDUCTIONS, _reduction), **dict.fromkeys(_FACTORIES, _factory),
+    **dict.fromkeys(_REDUCTIONS, _reduction), **dict.fromkeys(FACTORIES, _factory),
     **dict.fromkeys(VIEWS, _view),
     **{f"conv{t}{d}d": _convolution for t in ("", "_transpose") for d in (1, 2, 3)},
 }  # fmt: skip

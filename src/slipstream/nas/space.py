@@ -33,14 +33,14 @@ class Width:
     """Channels or heads that are removed from all their parameters together.
 
     Attributes:
-        name: name of the parameter in the search space.
+        path: qualified name of the layer that makes them.
         components: number of the component of each unit, int64 [units].
         block: maximum number of outputs of a layer that belong to one unit.
         choices: numbers of retained units, ascending; the last is the number of units.
         parameters: names of the parameters that shrink.
     """
 
-    name: str
+    path: str
     components: Labels
     block: int
     choices: tuple[int, ...]
@@ -52,20 +52,21 @@ class Depth:
     """Residual blocks of one stage, of which the last ones can be skipped.
 
     Attributes:
+        path: qualified name of the module that contains them.
         choices: numbers of retained blocks.
         blocks: per block its names, and the sums that are replaced by their shortcut operand.
     """
 
-    name: str
+    path: str
     choices: tuple[int, ...]
     blocks: tuple[tuple[str, tuple[tuple[Node, Node], ...]], ...]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Convolutions with one weight whose odd kernel can be cropped to its centre."""
+    """Convolutions at `path` with one weight whose odd kernel can be cropped to its centre."""
 
-    name: str
+    path: str
     choices: tuple[int, ...]
     weight: str
 
@@ -200,7 +201,7 @@ def derive_space(
     choices: dict[str, Width | Depth | Kernel] = {}
     derived: list[Width | Depth | Kernel] = [*found, *_depths(module, keep)]
     for choice in (*derived, *_kernels(module, keep)):
-        choices[choice.name] = choice
+        choices[_identifier(choice, choices)] = choice
     if not choices:
         text = "; ".join(sorted(set(reasons.values()))[:5])
         raise InvalidArgumentError(
@@ -223,9 +224,10 @@ def _is_outside(why: str) -> bool:
     return why.startswith((OUTPUT, INDICES))
 
 
-def identifier(kind: str, path: str, taken: Mapping[str, Any] | set[str]) -> str:
-    """Return an unused name for a choice at `path`, valid in rules of a search space."""
-    base = f"{kind}_" + "".join(c if c.isalnum() else "_" for c in path or "model")
+def _identifier(choice: Width | Depth | Kernel, taken: Mapping[str, Any]) -> str:
+    """Return an unused name for a choice, valid in rules of a search space."""
+    path = "".join(c if c.isalnum() else "_" for c in choice.path or "model")
+    base = f"{type(choice).__name__.lower()}_{path}"
     name, n = base, 2
     while name in taken:
         name, n = f"{base}_{n}", n + 1
@@ -258,7 +260,6 @@ def _widths(
         if number not in fixed:
             groups[tuple(axes)].append(number)
     widths: list[Width] = []
-    taken: set[str] = set()
     for places, numbers in groups.items():
         size = max(block[number] for number in numbers)
         options = _choices(len(numbers), size, multiple)
@@ -267,10 +268,9 @@ def _widths(
             at |= dict.fromkeys(numbers, places[0][0])
             continue
         first = next((name for name, axis in places if axis == 0), places[0][0])
-        name = identifier("width", first.rpartition(".")[0] or first, taken)
-        taken.add(name)
+        path = first.rpartition(".")[0] or first
         names = tuple(dict.fromkeys(name for name, _ in places))
-        widths.append(Width(name, np.array(numbers, np.int64), size, options, names))
+        widths.append(Width(path, np.array(numbers, np.int64), size, options, names))
     reasons = {}
     for name, axis, numbers in axes_of:
         bad = [n for n in np.unique(numbers).tolist() if n in fixed]
@@ -312,15 +312,13 @@ def _depths(module: GraphModule, keep: Sequence[str]) -> list[Depth]:
         path = owner_of(node).split(".")
         for n in range(1, len(path)):
             children[".".join(path[:n])].add(path[n])
-    depths, taken = [], set[str]()
+    depths = []
     for (container, _), names in stages.items():
         low = 1 if len(names) >= len(children[container]) else 0
         if low == len(names):
             continue
-        name = identifier("depth", container, taken)
-        taken.add(name)
         rows = tuple((block, tuple(blocks[block])) for block in names)
-        depths.append(Depth(name, tuple(range(low, len(names) + 1)), rows))
+        depths.append(Depth(container, tuple(range(low, len(names) + 1)), rows))
     return depths
 
 
@@ -370,14 +368,12 @@ def _kernels(module: GraphModule, keep: Sequence[str]) -> list[Kernel]:
         if op_name(node) in ("conv1d", "conv2d", "conv3d"):
             weight: Any = node.args[1]
             uses[str(weight.target)].append((node, _cropable(module, node)))
-    kernels, taken = [], set[str]()
+    kernels = []
     for weight, found in uses.items():
         size = min(size for _, size in found)
         if size < 5 or _is_kept(weight, keep):
             continue
-        name = identifier("kernel", weight.rpartition(".")[0], taken)
-        taken.add(name)
-        kernels.append(Kernel(name, tuple(range(3, size + 1, 2)), weight))
+        kernels.append(Kernel(weight.rpartition(".")[0], tuple(range(3, size + 1, 2)), weight))
     return kernels
 
 

@@ -11,14 +11,12 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.nas.coupling import RECURRENT, VIEWS, Labels, argument
+from slipstream.nas.coupling import FACTORIES, RECURRENT, VIEWS, Labels, argument
 from slipstream.nas.space import ArchitectureSpace, Kernel, Width
 from slipstream.nas.trace import attribute, op_name, owner_of, shape_of
 from slipstream.search import Candidate
 from slipstream.units import with_article
 
-_FACTORIES = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "new_zeros": 1, "new_ones": 1,
-              "new_full": 1}  # fmt: skip
 _aten = torch.ops.aten
 
 
@@ -277,12 +275,11 @@ class Subnet:
                 dims = node.meta["val"].dim() - 2
                 dilation = (list(argument(node, 5)) * dims)[:dims]
                 put(4, [d * (size - 1) // 2 for d in dilation])
-        elif name in VIEWS - {"flatten"} or name in ("expand", "repeat"):
-            if name != "repeat":
-                number = 2 if name == "unflatten" else 1
-                put(number, self._sizes(node, argument(node, number), name))
-        elif name in _FACTORIES:
-            number = _FACTORIES[name]
+        elif name in (VIEWS - {"flatten"}) | {"expand"}:
+            number = 2 if name == "unflatten" else 1
+            put(number, self._sizes(node, argument(node, number), name))
+        elif name in FACTORIES:
+            number = FACTORIES[name]
             put(number, self._sizes(node, argument(node, number), "expand"))
         elif name in ("split", "split_with_sizes", "chunk"):
             axis = int(argument(node, 2, 0)) % argument(node, 0).meta["val"].dim()

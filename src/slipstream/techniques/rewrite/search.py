@@ -130,6 +130,7 @@ class Enumeration:
         scales = [Constant(n, inverse) for n in range(len(constants)) for inverse in (False, True)]
         numbers = [c for c in constants if 0 < self.pattern.constants[c.index] < 0.1]
         inputs = [n for n, value in enumerate(values) if value.level == 0]
+        vectors = [n for n in inputs if floating[n] and len(shape[n]) == 1]
         for n in new:
             if not floating[n]:
                 continue
@@ -147,26 +148,18 @@ class Enumeration:
                     yield from ((name, (x, dim)) for name in ("softmax", "log_softmax", "cumsum"))
                     yield from (("normalize", (x, dim, eps)) for eps in (*numbers, 1e-12))
             if whole:
-                if rank:
-                    yield from (("layer_norm", (x, None, None, eps)) for eps in (*numbers, 0.0))
-                    yield from (("rms_norm", (x, None, eps)) for eps in (*numbers, 0.0))
+                fits = [refs[m] for m in vectors if shape[m] == shape[n][-1:]]
+                for eps, weight in itertools.product((*numbers, 0.0), (None, *fits)):
+                    if rank:
+                        yield "rms_norm", (x, weight, eps)
+                        biases = (None, *fits) if weight is not None else (None,)
+                        yield from (("layer_norm", (x, weight, bias, eps)) for bias in biases)
                 yield from ((name, (x,)) for name in (*_UNARY, "clone"))
                 yield from (
                     (name, (x, c)) for name in ("mul", "add", "div", "sub") for c in constants
                 )
             if goal == () or not last:
                 yield from ((name, (x,)) for name in ("mean_all", "sum_all"))
-        vectors = [n for n in inputs if floating[n] and len(shape[n]) == 1]
-        for n in new:
-            if not shape[n] or not floating[n] or (last and shape[n] != goal):
-                continue
-            fits = [refs[m] for m in vectors if shape[m] == shape[n][-1:]]
-            for weight in fits:
-                yield from (("rms_norm", (refs[n], weight, eps)) for eps in (*numbers, 0.0))
-                for bias in (*fits, None):
-                    yield from (
-                        ("layer_norm", (refs[n], weight, bias, eps)) for eps in (*numbers, 0.0)
-                    )
         for a, b in itertools.product(range(len(values)), repeat=2):
             if (a not in new and b not in new) or not (floating[a] and floating[b]):
                 continue
