@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.errors import InvalidArgumentError
 from slipstream.hardware.accelerator import Accelerator
 from slipstream.hardware.kernels import stream_cycles
 from slipstream.hardware.layers import OPERANDS, LayerShape, Operand, Pass, streams
@@ -67,7 +68,14 @@ def simulate_pass(
 
     Args:
         item_bytes: bytes per value.
+
+    Raises:
+        InvalidArgumentError: a mask has another shape than its operand.
     """
+    for operand, size in shape.shapes.items():
+        if operand in masks and masks[operand].shape != size:
+            what = f"the {operand} has shape {masks[operand].shape}, not {size}"
+            raise InvalidArgumentError("masks", what)
     zeros = {
         operand: 1.0 - float(masks[operand].mean()) for operand in OPERANDS[which]
         if operand in masks and masks[operand].size
