@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slipstream.hardware import Accelerator, Array, FrontEnd, LayerShape, Pass, simulate_pass
+from slipstream.errors import InvalidArgumentError
+from slipstream.hardware import (
+    Accelerator,
+    Array,
+    FrontEnd,
+    LayerShape,
+    Operand,
+    Pass,
+    simulate_pass,
+)
 from slipstream.hardware.kernels import FAMILY, Streams, schedule, stream_cycles
 from slipstream.hardware.layers import OPERANDS, streams
 from slipstream.hardware.mapping import jobs
@@ -41,25 +50,10 @@ def test_all_passes_of_random_layers_take_the_cycles_of_the_slow_model(seed: int
             assert sizes == list(jobs(shape, which, operand, rows, 16))
 
 
-def bernoulli(zeros: float, count: int, together: int, length: int = 2048) -> Streams:
-    rng = np.random.default_rng(0)
-    bits = rng.random((count * together * length, 16)) >= zeros
-    words = np.packbits(bits, axis=1, bitorder="little").view(np.uint16).ravel()
-    base = np.arange(count * together).reshape(count, together) * length
-    return Streams(words, base, np.arange(length), 1)
-
-
-@pytest.mark.parametrize(
-    ("rows", "zeros", "speedup"),
-    [
-        (1, 0.0, 1.0), (1, 0.1, 1.10), (1, 0.3, 1.36), (1, 0.5, 1.73), (1, 0.7, 2.32),
-        (1, 0.9, 2.98), (1, 1.0, 3.0), (4, 0.1, 1.084), (4, 0.3, 1.295), (4, 0.5, 1.592),
-        (4, 0.7, 2.038), (4, 0.9, 2.935), (16, 0.5, 1.52),
-    ],
-)  # fmt: skip
-def test_the_curve_of_random_zeros(rows: int, zeros: float, speedup: float) -> None:
-    """Values of the paper's figure, reproduced with an independent simulator."""
-    part = bernoulli(zeros, 8, rows)
+@pytest.mark.parametrize(("rows", "zeros"), oracle.CURVE)
+def test_the_curve_of_random_zeros(rows: int, zeros: float) -> None:
+    speedup = oracle.CURVE[rows, zeros]
+    part = oracle.bernoulli(zeros, 8, rows)
     cycles = stream_cycles(STANDARD, 16, part)[:, 0]
     assert 2048 * len(cycles) / cycles.sum() == pytest.approx(speedup, abs=0.02)
 
@@ -118,8 +112,14 @@ def test_every_effectual_pair_is_issued_exactly_once(values: list[int], other: i
     assert stream_cycles(STANDARD, 16, replace(part, words=both))[0, 0] <= cycles
 
 
+def test_a_mask_of_another_shape_is_refused() -> None:
+    shape = LayerShape(1, 3, 8, 9, 9, 3, 3)
+    with pytest.raises(InvalidArgumentError, match=r"activation has shape \(1, 3, 4, 4\)"):
+        simulate_pass(shape, Pass.FORWARD, {Operand.ACTIVATION: np.ones((1, 3, 4, 4), bool)}, CHIP)
+
+
 def test_more_rows_that_advance_together_are_never_faster() -> None:
-    part = bernoulli(0.6, 8, 1, 64)
+    part = oracle.bernoulli(0.6, 8, 1, 64)
     cycles = [
         stream_cycles(STANDARD, 16, replace(part, base=part.base.reshape(-1, r)))[:, 0].max()
         for r in (1, 2, 4, 8)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from slipstream.hardware import Accelerator, Array, Chips, FrontEnd, MaskRecorder, Pass
-from slipstream.hardware.kernels import FAMILY, Streams, stream_cycles
+from slipstream.hardware.kernels import FAMILY, stream_cycles
 from slipstream.hardware.layers import OPERANDS
 from slipstream.hardware.mapping import sweep
 from slipstream.hardware.rtl import cosimulate
@@ -31,11 +31,6 @@ from slipstream_bench.harness import one_thread, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.accelerator import networks, oracle
 
-_CURVE = {
-    (1, 0.0): 1.0, (1, 0.1): 1.10, (1, 0.3): 1.36, (1, 0.5): 1.73, (1, 0.7): 2.32, (1, 0.9): 2.98,
-    (4, 0.1): 1.084, (4, 0.3): 1.295, (4, 0.5): 1.592, (4, 0.7): 2.038, (4, 0.9): 2.935,
-    (16, 0.5): 1.52,
-}  # fmt: skip
 _WIDTHS = (32, 64, 64, 128)
 _EVERY = 50
 
@@ -86,22 +81,14 @@ def _oracle_rows(options: BenchOptions, chip: Accelerator) -> Iterator[Bar]:
     yield at_most(bar, unlike, 0, f"of {6 * count}", n=count)
 
 
-def _bernoulli(zeros: float, groups: int, together: int, length: int = 2048) -> Streams:
-    rng = np.random.default_rng(0)
-    bits = rng.random((groups * together * length, 16)) >= zeros
-    words = np.packbits(bits, axis=1, bitorder="little").view(np.uint16).ravel()
-    base = np.arange(groups * together).reshape(groups, together) * length
-    return Streams(words, base, np.arange(length), 1)
-
-
 def _curve_rows(options: BenchOptions) -> Iterator[Bar]:
     bar = "random zeros: largest difference from the known speed-ups"
     if not options.wants(bar, 10):
         return
     options.progress(bar)
     found = {}
-    for (rows, zeros), expected in _CURVE.items():
-        part = _bernoulli(zeros, 16, rows)
+    for (rows, zeros), expected in oracle.CURVE.items():
+        part = oracle.bernoulli(zeros, 16, rows)
         cycles = stream_cycles(FrontEnd(), 16, part)[:, 0]
         found[rows, zeros] = 2048 * len(cycles) / cycles.sum() - expected
     worst = max(abs(value) for value in found.values())
@@ -110,7 +97,7 @@ def _curve_rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _speed_rows(options: BenchOptions) -> Iterator[Bar]:
-    part = _bernoulli(0.5, 128, 4)
+    part = oracle.bernoulli(0.5, 128, 4)
     for level, target in ((InstructionSet.AVX512BW, 100.0), (InstructionSet.SCALAR, 20.0)):
         bar = f"rows of processing elements simulated, {level}"
         if not options.wants(bar, 5):

@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.hardware.kernels import Streams
 from slipstream.hardware.layers import LayerShape, Operand, Pass
 
 OPTIONS = [(0, 0), (1, 0), (2, 0), (1, -1), (1, 1), (2, -2), (2, 2), (1, -3)]
 # Lanes in the order in which TensorDash's six levels serve them.
 ORDER = [lane for level in range(5) for lane in range(level, 15, 5)] + [15]
+
+CURVE = {
+    (1, 0.0): 1.0, (1, 0.1): 1.10, (1, 0.3): 1.36, (1, 0.5): 1.73, (1, 0.7): 2.32, (1, 0.9): 2.98,
+    (1, 1.0): 3.0, (4, 0.1): 1.084, (4, 0.3): 1.295, (4, 0.5): 1.592, (4, 0.7): 2.038,
+    (4, 0.9): 2.935, (16, 0.5): 1.52,
+}  # fmt: skip
+"""Speed-ups by rows that advance together and share of zeros: the paper's figure, reproduced with
+an independent simulator."""
 
 
 def lane_cycles(streams: list[list[list[int]]]) -> int:
@@ -158,3 +167,12 @@ def random_layer(rng: np.random.Generator) -> LayerShape:
         draw(0, 4) + dilation[0] * (kh - 1) + 1, draw(0, 4) + dilation[1] * (kw - 1) + 1, kh, kw,
         (draw(1, 4), draw(1, 4)), (draw(0, 3), draw(0, 3)), dilation, groups,
     )  # fmt: skip
+
+
+def bernoulli(zeros: float, groups: int, together: int, length: int = 2048) -> Streams:
+    """Return groups of streams whose values are zero with a probability of `zeros`."""
+    rng = np.random.default_rng(0)
+    bits = rng.random((groups * together * length, 16)) >= zeros
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.uint16).ravel()
+    base = np.arange(groups * together).reshape(groups, together) * length
+    return Streams(words, base, np.arange(length), 1)
