@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch.fx import GraphModule, Node
 
-from slipstream.nas.trace import attribute, op_name, owner_of, shape_of
+from slipstream.nas.trace import op_name, owner_of, shape_of
 from slipstream.surgery.fx import arguments_of
 
 Labels = NDArray[np.int64]
@@ -142,7 +143,7 @@ def couple(module: GraphModule) -> Coupling:
 
 
 def _parameter(c: Coupling, module: GraphModule, node: Node, shared: dict[int, str]) -> None:
-    tensor = attribute(module, str(node.target))
+    tensor = attrgetter(str(node.target))(module)
     if not isinstance(tensor, torch.Tensor):
         return
     name = shared.setdefault(id(tensor), str(node.target))
@@ -229,7 +230,7 @@ def _size(node: Node) -> tuple[int, ...]:
         return shape_of(value)
     if node.op != "get_attr":
         return ()
-    return tuple(attribute(node.graph.owning_module, str(node.target)).shape)
+    return tuple(attrgetter(str(node.target))(node.graph.owning_module).shape)
 
 
 def _convolution(c: Coupling, node: Node) -> Axes | None:

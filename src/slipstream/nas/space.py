@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.fx import GraphModule, Node
 from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.nas.coupling import INDICES, OUTPUT, Coupling, Labels, argument, couple
-from slipstream.nas.trace import attribute, op_name, owner_of, shape_of, trace
+from slipstream.nas.trace import op_name, owner_of, shape_of, trace
 from slipstream.search import Candidate, Categorical, Space
 from slipstream.tables import Column, Table
 from slipstream.units import with_article
@@ -380,7 +381,7 @@ def _kernels(module: GraphModule, keep: Sequence[str]) -> list[Kernel]:
 def _cropable(module: GraphModule, node: Node) -> int:
     """Return the size of a square odd kernel with centred padding; 0 for others."""
     weight: Any = node.args[1]
-    tensor = attribute(module, str(weight.target))
+    tensor = attrgetter(str(weight.target))(module)
     sizes = set(tensor.shape[2:])
     padding, dilation = argument(node, 4), argument(node, 5)
     size = sizes.pop()

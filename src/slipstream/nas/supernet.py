@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from slipstream.errors import InvalidArgumentError
 from slipstream.nas.coupling import FACTORIES, RECURRENT, VIEWS, Labels, argument
 from slipstream.nas.space import ArchitectureSpace, Kernel, Width
-from slipstream.nas.trace import attribute, op_name, owner_of, shape_of
+from slipstream.nas.trace import op_name, owner_of, shape_of
 from slipstream.search import Candidate
 from slipstream.units import with_article
 
@@ -46,7 +47,7 @@ class Supernet(nn.Module):
         self.space = space
         self.net = nn.Module()
         for name in dict.fromkeys(str(n.target) for n in self.nodes if n.op == "get_attr"):
-            attach(self.net, name, attribute(space.module, name))
+            attach(self.net, name, attrgetter(name)(space.module))
         self._config = space.full
         self.rank()
         self.eval()
@@ -118,7 +119,7 @@ class Supernet(nn.Module):
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return the whole parameter or buffer with this qualified name."""
-        tensor: torch.Tensor = attribute(self.net, name)
+        tensor: torch.Tensor = attrgetter(name)(self.net)
         return tensor
 
     def forward(self, *inputs: torch.Tensor) -> Any:

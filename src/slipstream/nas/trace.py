@@ -40,13 +40,6 @@ def owner_of(node: Node) -> str:
     return "" if path.startswith("_empty") else path
 
 
-def attribute(module: Any, name: str) -> Any:
-    """Return the attribute of a module with this qualified name, such as a parameter."""
-    for part in name.split("."):
-        module = getattr(module, part)
-    return module
-
-
 def shape_of(value: Any) -> tuple[int, ...]:
     """Return the shape of a traced tensor; a symbolic batch has the size of the example."""
     return tuple(n if isinstance(n, int) else int(n.node.hint) for n in value.shape)
