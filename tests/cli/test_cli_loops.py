@@ -17,6 +17,7 @@ def nests(tmp_path: Path) -> str:
     path.write_text(
         "from slipstream import loops\n"
         "def product(): return loops.einsum('ik,kj->ij', i=64, j=64, k=64)\n"
+        "def failing(): raise ValueError('no nest')\n"
     )
     return f"{path}:product"
 
@@ -33,6 +34,8 @@ def test_predictions_and_their_errors(slipstream: Any, nests: str) -> None:
     assert run.returncode == 1
     assert "no axis 'z'" in run.stderr
     assert "Traceback" not in run.stderr
+    run = slipstream("loops", "predict", f"{nests[:-7]}failing", "-t", "interchange(j,k)")
+    assert "raises ValueError: no nest" in run.stderr
 
 
 @pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))

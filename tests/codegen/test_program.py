@@ -29,6 +29,7 @@ from slipstream.codegen.schedule import (
     Schedule,
     ScheduleError,
     Shift,
+    Step,
     Tile,
     Tree,
     Unroll,
@@ -150,10 +151,10 @@ def test_canonical_schedules_have_one_form() -> None:
         ((Vectorise(0, "i"),), "not an innermost loop"),
     ],
 )
-def test_steps_that_do_not_fit_are_refused(steps: tuple[object, ...], message: str) -> None:
+def test_steps_that_do_not_fit_are_refused(steps: tuple[Step, ...], message: str) -> None:
     with pytest.raises(ScheduleError, match=message) as caught:
-        Tree(seidel(2, 4, 4), Schedule(steps))  # type: ignore[arg-type]
-    assert caught.value.where == str(steps[-1])
+        Tree(seidel(2, 4, 4), Schedule(steps))
+    assert caught.value.where == str(Schedule(steps[-1:]))
 
 
 def test_reduce_axes_are_not_reversed() -> None:

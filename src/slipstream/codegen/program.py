@@ -135,6 +135,10 @@ class Buffer:
                 f"'{self.role}' in '{self.space}' is not a buffer's role and space",
                 where=f"buffer {self.name}", remedy=f"one of {_ROLES} in {_SPACES}",
             )  # fmt: skip
+        if self.shape and not isinstance(self.shape[0], (int, Symbol)):
+            raise ProgramError(
+                f"the extent {self.shape[0]!r} is not an integer", where=f"buffer {self.name}"
+            )
         if any(not isinstance(extent, int) for extent in self.shape[1:]):
             raise ProgramError(
                 "only the first extent can be a symbol", where=f"buffer {self.name}",
@@ -169,6 +173,11 @@ class Buffer:
         An affine index is the name of an axis, an integer, or a mapping from names to factors with
         the constant at ``""``.
         """
+        if len(indices) != len(self.strides):
+            raise ProgramError(
+                f"{len(indices)} indices for {len(self.strides)} dimensions",
+                where=f"buffer {self.name}",
+            )
         terms: list[tuple[str, int]] = []
         offset = 0
         for index, stride in zip(indices, self.strides, strict=True):
@@ -488,7 +497,8 @@ def _check(program: Program) -> None:
     _unique("buffer", (buffer.name for buffer in program.buffers))
     _unique("axis", (axis.name for axis in program.axes))
     for axis in program.axes:
-        if axis.kind not in _KINDS or (isinstance(axis.extent, int) and axis.extent < 1):
+        extent = axis.extent if isinstance(axis.extent, (int, Symbol)) else 0
+        if axis.kind not in _KINDS or (isinstance(extent, int) and extent < 1):
             raise ProgramError(f"{axis} is not an axis", remedy=f"a positive extent, kind {_KINDS}")
     if not program.statements:
         raise ProgramError("the program has no statements")

@@ -309,7 +309,7 @@ class Tree:
             try:
                 apply(step)
             except ScheduleError as error:
-                error.where = error.where or str(step)
+                error.where = error.where or _text(step)
                 raise
 
     def _nest(
@@ -469,6 +469,8 @@ class Tree:
         siblings[place] = inner
 
     def _unroll(self, step: Unroll) -> None:
+        if step.factor < 1:
+            raise ScheduleError(f"a loop cannot be unrolled {step.factor} times")
         self.loop(step.statement, step.axis).unroll = step.factor
 
     def _vectorise(self, step: Vectorise) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipstream.codegen import why_no_compiler
 from slipstream.codegen.compiler import compiler
 from slipstream.codegen.legality import check
-from slipstream.codegen.program import loads
-from slipstream.codegen.schedule import Tree
+from slipstream.codegen.program import ProgramError, loads
+from slipstream.codegen.schedule import ScheduleError, Tree
 from slipstream.errors import ChildError, SlipstreamError
 from slipstream.techniques.loops.dataset import distinct_schedules, generate_samples, read_samples
 from slipstream.techniques.loops.generate import random_program
+from slipstream.techniques.loops.programs import einsum, is_legal, schedule
 from slipstream.techniques.loops.running import Runner
 
 needs_compiler = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
@@ -65,11 +67,44 @@ def test_generation_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     assert generate_samples(path, programs=1, schedules=2, budget_s=0.05) == 1
     first = path.read_text()
-    path.write_text(first + '{"program": ')
+    path.write_text(first + '{"program":')
     assert generate_samples(path, programs=2, schedules=2, budget_s=0.05) == 1
     assert path.read_text().startswith(first)
     programs = [json.loads(line)["program"] for line in path.read_text().splitlines()]
     assert [measured.program.to_json() for measured in read_samples(path)] == programs
+
+
+def test_generation_does_not_change_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text("notes")
+    with pytest.raises(SlipstreamError, match="does not hold measured programs"):
+        generate_samples(path, programs=1, schedules=2)
+    assert path.read_text() == "notes"
+
+
+def test_a_missing_or_binary_file_of_samples_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SlipstreamError, match="there is no file"):
+        list(read_samples(tmp_path / "missing.jsonl"))
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SlipstreamError, match="not a measured program"):
+        list(read_samples(path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "extents"),
+    [("i->ii", {"i": 4}), ("ij->k", dict.fromkeys("ijk", 4)), ("i->i", {"i": 4.5})],
+)
+def test_a_sum_without_a_program_is_refused(spec: str, extents: dict[str, Any]) -> None:
+    with pytest.raises(ProgramError):
+        einsum(spec, **extents)
+
+
+@pytest.mark.parametrize("text", ["unroll(i,k)", "unroll(k,0)", "unroll(k,k)", "vectorise(3)"])
+def test_a_step_with_wrong_arguments_is_refused(text: str) -> None:
+    program = einsum("ik,kj->ij", i=8, j=8, k=8)
+    with pytest.raises(ScheduleError):
+        is_legal(program, schedule(program, text))
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from slipstream.codegen.compiler import CompileError, compiler
 from slipstream.codegen.program import Program
 from slipstream.codegen.schedule import Schedule, Tree
 from slipstream.errors import ChildError, SlipstreamError
+from slipstream.files import opened, read_bytes
 from slipstream.techniques.loops.generate import random_program, random_schedule
 from slipstream.techniques.loops.running import Runner
 
@@ -22,6 +23,7 @@ MAX_DISAGREEMENT = 0.05
 # Sums in float32 are added in different orders.
 _MAX_ERROR = 1e-2
 _ATTEMPTS = 3
+_START = b'{"program":'
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,18 @@ def generate_samples(
 
 def _complete_lines(path: Path) -> int:
     """Drop an incomplete last line, which an interrupted call leaves; return the others' number."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     end = content.rfind(b"\n") + 1
-    if end < len(content):
+    rest = content[end:]
+    if (
+        content[: len(_START)] != _START[: len(content)]
+        or rest[: len(_START)] != _START[: len(rest)]
+    ):
+        raise SlipstreamError(
+            "the file exists and does not hold measured programs", where=str(path),
+            remedy="name another file",
+        )  # fmt: skip
+    if rest:
         os.truncate(path, end)
     return content.count(b"\n")
 
@@ -112,7 +123,7 @@ def read_samples(path: Path) -> Iterator[Measured]:
     Raises:
         SlipstreamError: a line is not a measured program; it is named.
     """
-    with path.open() as lines:
+    with opened(path) as lines:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from slipstream.codegen.schedule import (
     Vectorise,
 )  # fmt: skip
 from slipstream.codegen.walker import source
-from slipstream.errors import UsageError
+from slipstream.errors import SlipstreamError, UsageError
 from slipstream.files import read_bytes
 from slipstream.search.estimators import load_target
 
@@ -62,6 +63,11 @@ def einsum(spec: str, dtype: str = "float32", **extents: int) -> Program:
     names = list(dict.fromkeys(result + "".join(inputs)))
     if not arrow or not all(inputs) or not all(map(str.isalpha, inputs)):
         raise ProgramError(f"'{spec}' is not a sum of products", remedy='for example "ik,kj->ij"')
+    if len(set(result)) < len(result) or not set(result) <= set("".join(inputs)):
+        raise ProgramError(
+            f"the output '{result}' of '{spec}' repeats an axis, or has one that no input has",
+            remedy="name each axis of the output once, and in an input",
+        )
     if missing := [name for name in names if name not in extents]:
         raise ProgramError(f"axis '{missing[0]}' has no extent", remedy=f"pass {missing[0]}=64")
     buffers = [
@@ -112,7 +118,10 @@ def _step(program: Program, text: str) -> Step:
             return Fuse(*numbers)
         if name == "tile" and len(axes) == len(numbers) > 0:
             return Tile(number, axes, tuple(numbers))
-        return steps[name](number, *axes, *numbers)
+        step = steps[name](number, *axes, *numbers)
+        if any(type(getattr(step, f.name)).__name__ != f.type for f in fields(step)):
+            raise TypeError(step)
+        return step
     except (KeyError, TypeError):
         raise ScheduleError(f"'{text}' is not a step", remedy=f"one of {_STEPS}") from None
 
@@ -157,8 +166,17 @@ def read_program(target: str) -> Program:
         raise UsageError(
             f"'{target}' does not name a loop program", remedy="pass file.py:name or a .json file"
         )
-    found = load_target(target)
-    program = found() if callable(found) else found
+    program = load_target(target)
+    if callable(program):
+        try:
+            program = program()
+        except SlipstreamError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"'{target}' raises {type(error).__name__}: {error}",
+                remedy="name a function without arguments that returns a Program",
+            ) from error
     if not isinstance(program, Program):
         raise UsageError(
             f"'{target}' is a {type(program).__name__}, not a Program",
