@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from slipstream.codegen import why_no_compiler
-from slipstream.errors import SlipstreamError
+from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import library
 from slipstream.techniques import recursive
 from slipstream.techniques.recursive import cells
@@ -194,6 +194,8 @@ def test_an_operator_without_equations_is_refused(function: Any) -> None:
 
 class Item:
     """A node with any attributes."""
+
+    word: int
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
@@ -497,6 +499,39 @@ def test_kinds_that_do_not_fit_the_number_of_children_are_refused() -> None:
     for kind in (np.flip(good.kind).copy(), np.full_like(good.kind, 9)):
         with pytest.raises(recursive.StructureError, match="no shape of this model"):
             net.linearize(replace(good, kind=kind))
+
+
+@pytest.mark.parametrize(
+    ("offset", "child", "word", "kind", "name"),
+    [
+        ([0, 0], [], ["a"], None, "word"),
+        ([0, 0], [], [1 << 40], None, "word"),
+        ([0, 0], [], [float("nan")], None, "word"),
+        ([0, 0], [[]], [1], None, "child"),
+        ([0, 0], [], [1], [0, 0], "kind"),
+    ],
+)
+def test_arrays_that_are_not_integers_are_refused(
+    offset: Any, child: Any, word: Any, kind: Any, name: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{name}:"):
+        recursive.Structures.of(offset, child, word, None, kind)
+
+
+def test_arguments_of_another_type_are_refused() -> None:
+    model, leaf_node = cells.TreeFC(WORDS, HIDDEN), cells.TreeNode(word=1)
+    for arguments, named in (
+        ((None, []), {}), ((model, []), {"method": "other"}), ((model, leaf_node), {}),
+        ((model, []), {"workers": 0}),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgumentError):
+            recursive.compile(*arguments, **named)
+    with pytest.raises(recursive.RecursiveModelError, match="fails on a node: AttributeError"):
+        recursive.compile(model, [None])
+    with pytest.raises(InvalidArgumentError, match="no module 'other'"):
+        recursive.compile_calls(model, ["other"])
+    with pytest.raises(recursive.StructureError, match="the word 'b' has no number"):
+        recursive.Structures.of_trees(["(3 (2 a) (2 b))"], {"a": 1}.__getitem__)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])

@@ -30,7 +30,7 @@ def compile_calls(model: nn.Module, names: Iterable[str] | None = None) -> list[
         The names.
 
     Raises:
-        InvalidArgumentError: no module calls itself.
+        InvalidArgumentError: no module calls itself, or one of `names` is not a module.
     """
     chosen = recursive_modules(model) if names is None else list(names)
     if not chosen:
@@ -38,8 +38,11 @@ def compile_calls(model: nn.Module, names: Iterable[str] | None = None) -> list[
             "model", "none of its modules calls itself",
             remedy="pass a model with a forward(node) that calls itself for the node's children",
         )  # fmt: skip
+    modules: dict[str, Any] = dict(model.named_modules())
     for name in chosen:
-        module = model.get_submodule(name)
+        if name not in modules:
+            raise InvalidArgumentError("names", f"there is no module {name!r}")
+        module = modules[name]
         vars(module)["forward"] = CompiledForward(module)
     return chosen
 

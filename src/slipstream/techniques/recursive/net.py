@@ -144,8 +144,15 @@ def compile(
     """  # fmt: skip
     if weights not in (None, torch.bfloat16):
         raise InvalidArgumentError("weights", f"{weights}", remedy="torch.bfloat16 or None")
+    if not isinstance(model, nn.Module) or not callable(getattr(model, method, None)):
+        raise InvalidArgumentError(
+            "model", f"a {type(model).__name__} is not a module with a method {method!r}",
+            remedy="pass an nn.Module, and the name of the method that is passed a node",
+        )  # fmt: skip
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise InvalidArgumentError("workers", f"{workers!r}", remedy="a positive integer or None")
     net = RecursiveNet(model, method, weights is not None, workers, passes)
-    net.linearize(list(example))
+    net.linearize(example)
     return net
 
 
@@ -289,7 +296,14 @@ class RecursiveNet:
         if isinstance(structures, Structures):
             structures = self._with_kinds(structures)
         else:
-            structures = self._read(list(structures))
+            try:
+                roots = list(structures)
+            except TypeError:
+                raise InvalidArgumentError(
+                    "structures", f"a {type(structures).__name__} is not a list of structures",
+                    remedy="pass a list, also of a single one: [tree]",
+                ) from None  # fmt: skip
+            structures = self._read(roots)
         facts = self._facts
         return linearize(
             structures, facts.tabled, mask_slots=facts.mask_slots, slots=facts.slots, made_for=facts

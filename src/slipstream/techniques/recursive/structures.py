@@ -71,6 +71,10 @@ class Structures:
         if self.objects is not None:
             return
         nodes = len(self.word)
+        if self.kind is not None and len(self.kind) != nodes:
+            raise InvalidArgumentError(
+                "kind", f"{len(self.kind)} kinds do not fit {nodes} nodes", remedy="pass one each"
+            )
         if (
             len(self.offset) != nodes + 1
             or self.offset[0] != 0
@@ -91,17 +95,17 @@ class Structures:
         """Return structures from integers; by default, roots are the nodes without parents.
 
         Raises:
-            InvalidArgumentError: the lengths do not fit.
+            InvalidArgumentError: the lengths do not fit, or a value is not an integer.
             StructureError: a child or a root is not a node.
         """
-        offsets = np.ascontiguousarray(offset, np.int64)
-        children = np.ascontiguousarray(child, np.int32)
-        words = np.ascontiguousarray(word, np.int32)
+        offsets = _integers("offset", offset, np.int64)
+        children = _integers("child", child, np.int32)
+        words = _integers("word", word, np.int32)
         if roots is None:
             inside = children[(children >= 0) & (children < len(words))]
             roots = np.flatnonzero(np.bincount(inside, minlength=len(words)) == 0)
-        kinds = None if kind is None else np.ascontiguousarray(kind, np.int32)
-        return cls(offsets, children, words, np.ascontiguousarray(roots, np.int32), kinds)
+        kinds = None if kind is None else _integers("kind", kind, np.int32)
+        return cls(offsets, children, words, _integers("roots", roots, np.int32), kinds)
 
     @classmethod
     def of_trees(cls, trees: Sequence[Tree | str], number_of: Callable[[str], int]) -> Structures:
@@ -113,6 +117,7 @@ class Structures:
 
         Raises:
             CorruptDataError: a text is not a binary tree.
+            StructureError: a word has no number.
         """
         offsets, children, words, roots, base = [0], [], [], [], 0
         for number, item in enumerate(trees):
@@ -121,7 +126,13 @@ class Structures:
                 if left >= 0:
                     children += [base + int(left), base + int(right)]
                 offsets.append(len(children))
-                words.append(number_of(word) if left < 0 else 0)
+                try:
+                    words.append(number_of(word) if left < 0 else 0)
+                except LookupError as error:
+                    raise StructureError(
+                        f"the word {word!r} has no number", len(words), where=f"tree {number}",
+                        remedy="return a number for words that are not in the vocabulary",
+                    ) from error  # fmt: skip
             base += len(tree.words)
             roots.append(base - 1)
         return cls.of(offsets, children, words, roots)
@@ -138,6 +149,22 @@ class Structures:
     def arity(self) -> Int64s:
         """Number of children of each node, int64 [nodes]."""
         return np.diff(self.offset)
+
+
+def _integers(name: str, values: Any, dtype: Any) -> Any:
+    """Return a contiguous array of one dimension and a type, without changing a value."""
+    try:
+        array = np.asarray(values)
+        with np.errstate(invalid="ignore"):
+            integers = np.ascontiguousarray(array, dtype)
+        if array.ndim == 1 and (array == integers).all():
+            return integers
+        problem = (
+            f"the {array.dtype} values of shape {list(array.shape)} are not all {dtype.__name__}"
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        problem = str(error)
+    raise InvalidArgumentError(name, problem, remedy="pass a list or an array of integers")
 
 
 @dataclass(frozen=True)
