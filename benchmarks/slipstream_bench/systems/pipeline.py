@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import slipstream as ss
 from slipstream import native
 from slipstream.cluster.orders import ORDERS, Action, Order
 from slipstream.ranks import calibrate
-from slipstream.techniques.pipeline.technique import Pipeline
+from slipstream.techniques.pipeline.technique import Pipeline, Schedule
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
@@ -32,7 +32,8 @@ _WIDTH, _LAYERS, _ROWS, _STEPS = 512, 8, 64, 12
 _GAINS = {1.0: 2.2, 5.0: 5.5, 20.0: 10.0}
 _DELAYS = (0, 1, 2, 4, 8, 16, 32, 64)
 _LOSS_STEPS = 100
-_BATCH, _PREDICTED = 512, ("gpipe", "1f1b", "zero_bubble", "async")
+_BATCH = 512
+_PREDICTED: tuple[Schedule, ...] = ("gpipe", "1f1b", "zero_bubble", "async")
 _MESSAGES = (1 << 13, 1 << 15, 1 << 17, 1 << 19)
 
 
@@ -178,9 +179,9 @@ def _losses(bar: str) -> Bar:
 # The functions below run in the process of a rank.
 
 
-def stage_losses(stages: int, schedule: str) -> list[float]:
+def stage_losses(stages: int, schedule: Schedule) -> list[float]:
     """Return the losses of a pipeline of 4 micro-batches."""
-    built = build_from(_parts(24, 64), (Pipeline(stages, 4, schedule),), 0, "bench")  # type: ignore[arg-type]
+    built = build_from(_parts(24, 64), (Pipeline(stages, 4, schedule),), 0, "bench")
     losses = [float(built.step()) for _ in range(_LOSS_STEPS)]
     built.settle()
     return losses
@@ -191,7 +192,7 @@ def predicted_turns(micro_batches: int) -> dict[str, Turn]:
     alone = build_from(_parts(_BATCH), (), 0, "bench")
     made = {"alone": Turn(alone.step)}
     for name in _PREDICTED:
-        technique = Pipeline(2, micro_batches, name)  # type: ignore[arg-type]
+        technique = Pipeline(2, micro_batches, name)
         made[name] = Turn(build_from(_parts(_BATCH), (technique,), 0, "bench").step)
     return made
 
@@ -199,13 +200,14 @@ def predicted_turns(micro_batches: int) -> dict[str, Turn]:
 def turns(micro_batches: int) -> dict[str, Turn]:
     """Return turns of equally many micro-batches of 64 rows with both schedules."""
     calls = {}
-    for schedule in ("async", "gpipe"):
+    schedules: tuple[Schedule, ...] = ("async", "gpipe")
+    for schedule in schedules:
         technique = Pipeline(2, micro_batches, schedule)
         built = build_from(_parts(_ROWS * micro_batches), (technique,), 0, "bench")
 
-        def call(step: object) -> None:
+        def call(step: Callable[[], object]) -> None:
             for _ in range(max(1, _STEPS // micro_batches)):
-                step()  # type: ignore[operator]
+                step()
 
         calls[schedule] = Turn(functools.partial(call, built.step))
     return calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.cluster.groups import Mesh
-from slipstream.cluster.orders import Order, Slot
+from slipstream.cluster.orders import Order
 from slipstream.errors import InvalidArgumentError
 
 
@@ -80,18 +80,3 @@ class Placement:
     @property
     def ranks(self) -> int:
         return sum(len(part.devices) for part in self.parts)
-
-    def part_of(self, rank: int) -> int:
-        """Return the index of the part on a device.
-
-        Raises:
-            InvalidArgumentError: the device is in no part.
-        """
-        for number, part in enumerate(self.parts):
-            if rank in part.devices:
-                return number
-        raise InvalidArgumentError("rank", f"device {rank} is in no part")
-
-    def actions(self, rank: int) -> tuple[Slot, ...]:
-        """Return what a device runs in one step, in order."""
-        return self.order.slots[self.part_of(rank)]

@@ -40,9 +40,10 @@ def has_changed(graph: Graph) -> str | None:
 
 def loop_note(graph: Graph) -> str:
     """Name the loop of a script that was recorded, if the script has others; else empty."""
-    if not (others := graph.meta.get("other_loops")):
+    here, others = graph.meta.get("stepped_at"), graph.meta.get("other_loops")
+    if not here or not others:
         return ""
     return (
-        f"the step is that of the loop around {graph.meta['stepped_at']}; pass "
+        f"the step is that of the loop around {here}; pass "
         f"{' or '.join(others)} instead of the script for the other loop{'s' * (len(others) > 1)}"
     )

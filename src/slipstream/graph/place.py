@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.cluster.placement import Placement
 
-WARM_STEPS = "warm_steps"
-"""Key of `Graph.meta`: number of steps after which a pipeline is steady."""
 _ASSUMED = PROVENANCES.index(Provenance.ASSUMED)
 
 
@@ -129,7 +127,7 @@ class _Placing:
         graph, order = self.graph, self.placement.order
         meta = {**graph.meta, "workers": self.placement.ranks}
         if order.max_shift:
-            meta[WARM_STEPS] = order.max_shift
+            meta["warm_steps"] = order.max_shift
         what = (
             f"{len(spans)} stages, {order.micro_batches} "
             f"micro-batch{'es' * (order.micro_batches != 1)}"

@@ -29,6 +29,7 @@ from slipstream.units import format_bytes, format_percent
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
 
+Schedule = Literal["gpipe", "1f1b", "zero_bubble", "pipedream", "async"]
 _MAX_MICRO_BATCHES = 4096
 _BATCH_NORM = "batch_norm"
 # Techniques that change the step of replicas, or repeat it.
@@ -49,7 +50,7 @@ class Pipeline(Spreads):
 
     workers: int = 2
     micro_batches: int = 4
-    schedule: Literal["gpipe", "1f1b", "zero_bubble", "pipedream", "async"] = "1f1b"
+    schedule: Schedule = "1f1b"
 
     name: ClassVar[str] = "pipeline"
     traits: ClassVar[Traits] = replace(
