@@ -117,3 +117,9 @@ def test_bad_settings_are_refused() -> None:
 def test_the_spec_is_read() -> None:
     (settings,) = parse("shard_cache:run.npz,capacity=30%")
     assert settings == CachedFiles("run.npz", capacity="30%")
+
+
+def test_the_lines_to_write_have_the_capacity() -> None:
+    change = CachedFiles(capacity="3TB").code(Workload.parse(f"{__file__}:slow_step"))
+    assert change is not None
+    assert '"3TB"' in change.note

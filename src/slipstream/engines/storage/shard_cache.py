@@ -121,7 +121,7 @@ class ShardCache:
         except OSError as error:
             raise SlipstreamError(
                 f"the cache folder cannot be used: {error.strerror or error}", where=str(folder),
-                remedy="name a folder on the fast disk that you may write to",
+                remedy="name a folder that you may write to, and a short TMPDIR for the socket",
             ) from error  # fmt: skip
 
     @property

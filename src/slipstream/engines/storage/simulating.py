@@ -181,7 +181,12 @@ def simulate_jobs(
     Args:
         jobs: of each request.
         between_reads_ns: time of a job from the end of a read to its next one.
+
+    Raises:
+        InvalidArgumentError: `jobs` has another length than the trace.
     """
+    if len(jobs) != len(trace):
+        raise InvalidArgumentError("jobs", f"has {len(jobs)} names for {len(trace)} requests")
     engine = CachePolicy(policy, capacity_of(trace, capacity))
     classes, sizes = trace.classes()[0].tolist(), trace.sizes.tolist()
     order: dict[str, list[int]] = {}

@@ -115,10 +115,11 @@ class CachedFiles(TechniqueSettings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Return the lines to write by hand."""
+        capacity = "200GB" if self.capacity.endswith("%") else self.capacity
         return CodeChange(
             "",
             "no edit of your file; by hand:\n"
-            f'    cache = ss.storage.ShardCache("{self.folder or "/fast/cache"}", "200GB", '
+            f'    cache = ss.storage.ShardCache("{self.folder or "/fast/cache"}", "{capacity}", '
             f'"{self.origin or "/slow/shards"}")\n'
             "    ... cache.open(name) instead of open(path)",
         )
