@@ -399,6 +399,38 @@ def test_weights_changed_in_place_are_packed_again() -> None:
         assert worst(model, net, trees) <= 1e-5
 
 
+def test_other_parameters_are_traced_again() -> None:
+    model, trees = cells.TreeFC(WORDS, HIDDEN), [tree(random.Random(4), 6, 2)]
+    net = recursive.compile(model, trees)
+    for change in (
+        lambda: model.double(),
+        lambda: setattr(model, "joined", nn.Linear(2 * HIDDEN, HIDDEN, bias=False).double()),
+        lambda: setattr(model, "embedding", nn.Embedding(2 * WORDS, HIDDEN).double()),
+    ):
+        with torch.no_grad():
+            net(trees)
+            change()
+            more = [
+                cells.TreeNode([trees[0], cells.TreeNode(word=model.embedding.num_embeddings - 1)])
+            ]
+            torch.testing.assert_close(net(more).roots[0][0], model(more[0])[0])
+    model.bfloat16()
+    with pytest.raises(recursive.RecursiveModelError, match="states are torch"):
+        net(trees)
+    model.float()
+    with torch.no_grad():
+        torch.testing.assert_close(net(trees).roots[0][0], model(trees[0])[0])
+
+
+def test_inference_tensors_are_packed_for_every_call() -> None:
+    with torch.inference_mode():
+        model, trees = cells.TreeFC(WORDS, HIDDEN), [tree(random.Random(4), 6, 2)]
+        net = recursive.compile(model, trees)
+        for _ in range(2):
+            torch.testing.assert_close(net(trees).roots[0][0], model(trees[0])[0])
+            model.joined.weight.mul_(0.5)
+
+
 def test_a_long_chain_needs_no_recursion() -> None:
     model = cells.SequenceGRU(WORDS, HIDDEN)
     with torch.no_grad():

@@ -519,7 +519,7 @@ class _Lowering:
 
     _METHODS: ClassVar[dict[tuple[str, ...], Callable[[_Lowering, Node, str], Any]]] = {
         (
-            "view", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach", "clone",
+            "view", "_unsafe_view", "unsqueeze", "squeeze", "squeeze_", "alias", "detach", "clone",
             "lift_fresh_copy", "_to_copy",
         ): _same,
         ("t", "transpose", "permute"): _turned,

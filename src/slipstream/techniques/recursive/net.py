@@ -213,6 +213,7 @@ class RecursiveNet:
         self.weights = Weights(model)
         self.constants = Constants()
         self._modes: tuple[bool, ...] = ()
+        self._traced: Any = []
         self._shapes: list[Shape] = []
         self.kinds: list[Lowered] = []
         self._reader: Any = None
@@ -285,9 +286,11 @@ class RecursiveNet:
             RecursiveModelError: the model cannot be compiled for a new shape of node.
         """
         modes = tuple(module.training for module in self.model.modules())
-        if modes != self._modes:
-            # Modules such as dropout compute something else.
-            self._modes, self._shapes, self.kinds = modes, [], []
+        if modes != self._modes or self._signature() != self._traced:
+            # Modules such as dropout, or with other parameters, compute something else.
+            self._modes, self._shapes, self.kinds, self._traced = modes, [], [], []
+            self._tracer = Tracer(self.model, self._tracer.method)
+            self.weights, self.constants = Weights(self.model), Constants()
             self._forget()
         if isinstance(structures, Linearized):
             if structures.made_for is self._facts:
@@ -376,7 +379,15 @@ class RecursiveNet:
         self._shapes.append(self._tracer.trace(node))
         self.weights.add(self._shapes[-1])
         self.kinds.append(lower(self._shapes[-1], self._tracer.states, self.constants))
+        self._traced = self._signature()
         self._forget()
+
+    def _signature(self) -> list[Any] | None:
+        """Return types and shapes of the tensors that were traced; None if one is gone."""
+        try:
+            return [(tensor.dtype, tensor.shape) for tensor in self.weights.current().values()]
+        except KeyError:
+            return None
 
     def _forget(self) -> None:
         """Drop what was generated for other kinds."""
@@ -439,7 +450,11 @@ class RecursiveNet:
     # Weights.
 
     def _pack(self, kernel: Kernel, tensors: dict[str, torch.Tensor]) -> Packed:
-        version = tuple((tensor.data_ptr(), tensor._version) for tensor in tensors.values())
+        # Inference tensors have no version: they are packed for every call.
+        version = tuple(
+            (tensor.data_ptr(), object() if tensor.is_inference() else tensor._version)
+            for tensor in tensors.values()
+        )
         if self._packed is not None and self._packed.version == version:
             return self._packed
         with torch.no_grad():

@@ -327,16 +327,14 @@ class Tracer:
             except _FirstCall as call:
                 node = call.node
         flat = self._flat(states)
-        self.state_tree = tree_flatten(states)[1]
-        self.states = tuple(tuple(state.shape) for state in flat)
-        self.dtype = flat[0].dtype
-        if len({state.dtype for state in flat}) > 1 or self.dtype not in (
-            torch.float32, torch.float64,
-        ):  # fmt: skip
+        if {state.dtype for state in flat} not in ({torch.float32}, {torch.float64}):
             raise RecursiveModelError(
                 f"states are {', '.join(str(state.dtype) for state in flat)}",
                 remedy="compute all states in float32, or all in float64",
             )
+        self.state_tree = tree_flatten(states)[1]
+        self.states = tuple(tuple(state.shape) for state in flat)
+        self.dtype = flat[0].dtype
 
     def _flat(self, states: Any) -> list[torch.Tensor]:
         flat: list[Any] = tree_flatten(states)[0]
