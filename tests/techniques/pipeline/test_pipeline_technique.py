@@ -116,5 +116,6 @@ def test_correction_enlarges_the_stable_rate() -> None:
         )
         improved = ss.pipeline.largest_stable_rate(10, 1.0, discrepancy, math.exp(-2))
         assert improved == pytest.approx(corrected, rel=0.01)
-    with pytest.raises(InvalidArgumentError, match="-1 is outside its range"):
-        ss.pipeline.largest_stable_rate(-1)
+    for delay in (-1, 1.5, "3"):
+        with pytest.raises(InvalidArgumentError, match=f"{delay!r} is outside its range"):
+            ss.pipeline.largest_stable_rate(delay)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ Source: Yang et al., "PipeMare", MLSys 2021, arXiv 1910.05124, lemmas 1 and 2 an
 from __future__ import annotations
 
 import math
+import numbers
 
 import numpy as np
 
@@ -30,20 +31,20 @@ def largest_stable_rate(
             current.
         curvature: largest eigenvalue of the Hessian.
         discrepancy: sensitivity of the gradient to the difference of the two weights.
-        correction: decay of the extrapolated weights over the delay, from 0 (no correction) to 1.
+        correction: decay of the extrapolated weights over the delay; 0 for no correction.
 
     Raises:
-        InvalidArgumentError: a negative delay or discrepancy, a curvature that is not positive, or
-            a correction outside [0, 1).
+        InvalidArgumentError: a delay that is not an integer of at least 0, a curvature that is not
+            positive, a negative discrepancy, or a correction outside [0, 1).
     """
-    for name, value, valid in (
-        ("delay", delay, delay >= 0),
-        ("curvature", curvature, 0 < curvature < math.inf),
-        ("discrepancy", discrepancy, 0 <= discrepancy < math.inf),
-        ("correction", correction, 0 <= correction < 1),
+    for name, value, kind, valid in (
+        ("delay", delay, numbers.Integral, lambda x: x >= 0),
+        ("curvature", curvature, numbers.Real, lambda x: 0 < x < math.inf),
+        ("discrepancy", discrepancy, numbers.Real, lambda x: 0 <= x < math.inf),
+        ("correction", correction, numbers.Real, lambda x: 0 <= x < 1),
     ):
-        if not valid:
-            raise InvalidArgumentError(name, f"{value} is outside its range")
+        if not isinstance(value, kind) or not valid(value):
+            raise InvalidArgumentError(name, f"{value!r} is outside its range")
     if not discrepancy or not delay:
         return 2.0 / curvature * math.sin(math.pi / (4 * delay + 2))
     rate = 1e-4 / (curvature + discrepancy) / (delay + 1)
