@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from slipstream.errors import SlipstreamError
 from slipstream.graph import TensorSpec
 from slipstream.surgery.fx import trace_of
 from slipstream.techniques.rewrite.expression import Constant, Expression, Instruction, Ref
-from slipstream.techniques.rewrite.rules import RuleStore, find_rules, use_rules
+from slipstream.techniques.rewrite.rules import Rule, RuleStore, find_rules, use_rules
 from slipstream.techniques.rewrite.search import Enumeration
 from slipstream.techniques.rewrite.tracing import TracingBackend
 from slipstream.techniques.rewrite.verify import why_different
@@ -102,6 +104,17 @@ def test_an_expression_survives_json_with_its_source() -> None:
     again = Expression.from_json(GELU.to_json())
     assert again == GELU
     assert again.source == "mul(mul(a, 0.5), add(erf(div(a, 1.41421)), 1, 1))"
+
+
+def test_a_damaged_rule_is_reported_with_its_file(tmp_path: Path) -> None:
+    store = RuleStore(tmp_path / "rules.db")
+    store.add(Rule(GELU, GELU, (), (_ROWS,)))
+    assert store.rules() == [Rule(GELU, GELU, (), (_ROWS,))]
+    with sqlite3.connect(tmp_path / "rules.db") as connection:
+        connection.execute("UPDATE verdict SET rule = '[1, 2]'")
+    connection.close()
+    with pytest.raises(SlipstreamError, match=r"rules\.db"):
+        store.rules()
 
 
 class Clumsy(nn.Module):

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from slipstream.errors import SlipstreamError
-
 
 @dataclass(frozen=True)
 class Ref:
@@ -193,25 +191,15 @@ class Expression:
 
     @classmethod
     def from_json(cls, value: Any) -> Expression:
-        """Return the expression that `to_json` encoded.
-
-        Raises:
-            SlipstreamError: it is not an expression, or has an operator that this torch lacks.
-        """
-        try:
-            inputs, rows, result, constants = value
-            instructions = tuple(
-                Instruction(str(op), tuple(_decode(argument) for argument in arguments))
-                for op, arguments in rows
-            )
-            for instruction in instructions:
-                function_of(instruction.op)
-            return cls(int(inputs), instructions, Ref(int(result)), tuple(constants))
-        except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise SlipstreamError(
-                f"not an expression of this torch's operators: {error}",
-                remedy="delete the store of rules, and search again",
-            ) from error
+        """Return the expression that `to_json` encoded."""
+        inputs, rows, result, constants = value
+        instructions = tuple(
+            Instruction(str(op), tuple(_decode(argument) for argument in arguments))
+            for op, arguments in rows
+        )
+        for instruction in instructions:
+            function_of(instruction.op)
+        return cls(int(inputs), instructions, Ref(int(result)), tuple(constants))
 
     @property
     def key(self) -> str:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream.capture import put_compiled
 from slipstream.durations.durations import cache_folder
 from slipstream.durations.microbenchmark import random_tensor
+from slipstream.errors import SlipstreamError
 from slipstream.graph import TensorSpec
 from slipstream.graph.call import decode, encode
 from slipstream.sqlite import open_database
@@ -110,9 +111,19 @@ class RuleStore:
             return rows
 
     def rules(self) -> list[Rule]:
-        """Return the accepted rules."""
+        """Return the accepted rules.
+
+        Raises:
+            SlipstreamError: one is not a rule on operators of this torch.
+        """
         rows = self._rows("SELECT rule FROM verdict WHERE torch = ? AND refuted IS NULL")
-        return [Rule.from_json(json.loads(rule)) for (rule,) in rows]
+        try:
+            return [Rule.from_json(json.loads(rule)) for (rule,) in rows]
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
+            raise SlipstreamError(
+                f"a stored rule cannot be read: {error}", where=str(self._path),
+                remedy="delete the file, and search again",
+            ) from error  # fmt: skip
 
     def refuted(self, signature: str) -> dict[str, str]:
         """Return the refuted replacements of a pattern, with the reason of each."""
