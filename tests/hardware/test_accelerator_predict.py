@@ -275,5 +275,6 @@ def test_a_step_without_layers_or_on_a_gpu_is_refused() -> None:
 
 def test_arrays_have_at_most_32_rows() -> None:
     assert Array(rows=32).macs == 16 * 32 * 4 * 16
-    with pytest.raises(InvalidArgumentError, match=r"array\.rows"):
-        Array(rows=64)
+    for rows in (64, 2.0, "4"):
+        with pytest.raises(InvalidArgumentError, match=r"array\.rows"):
+            Array(rows=rows)  # type: ignore[arg-type]

@@ -73,7 +73,8 @@ def command(
     from slipstream.verbs.sharing import shared_table
 
     if hw is not None:
-        excluded = {"goal": goal, "rate": rate, "cluster": cluster, "timeline": timeline}
+        excluded = {"goal": goal, "rate": rate, "cluster": cluster, "timeline": timeline,
+                    "store": store}  # fmt: skip
         if present := [f"--{name}" for name, value in excluded.items() if value]:
             raise UsageError(
                 f"--hw excludes {', '.join(present)}", remedy=f"leave out {present[0]}, or --hw"

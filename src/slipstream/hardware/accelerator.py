@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from slipstream.arguments import as_integer
 from slipstream.cluster.devices import NUMBERS
 from slipstream.cluster.quantity import Quantity
 from slipstream.errors import InvalidArgumentError, UnknownNameError
@@ -41,10 +42,9 @@ class Array:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            _need(
-                1 <= value <= _MAX_TILES,
-                f"array.{name}", f"{value} is not between 1 and {_MAX_TILES}", "for example 16",
-            )  # fmt: skip
+            place = f"array.{name}"
+            small = as_integer(place, value) <= _MAX_TILES
+            _need(small, place, f"{value} is more than {_MAX_TILES}", "for example 16")
         _need(
             self.rows <= MAX_ROWS and self.rows & (self.rows - 1) == 0,
             "array.rows", f"{self.rows} is not a power of two up to {MAX_ROWS}", "for example 4",
