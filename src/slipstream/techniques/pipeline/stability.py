@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -37,12 +39,13 @@ def largest_stable_rate(
         InvalidArgumentError: a delay that is not an integer of at least 0, a curvature that is not
             positive, a negative discrepancy, or a correction outside [0, 1).
     """
-    for name, value, kind, valid in (
+    limits: tuple[tuple[str, Any, type, Callable[[Any], bool]], ...] = (
         ("delay", delay, numbers.Integral, lambda x: x >= 0),
         ("curvature", curvature, numbers.Real, lambda x: 0 < x < math.inf),
         ("discrepancy", discrepancy, numbers.Real, lambda x: 0 <= x < math.inf),
         ("correction", correction, numbers.Real, lambda x: 0 <= x < 1),
-    ):
+    )
+    for name, value, kind, valid in limits:
         if not isinstance(value, kind) or not valid(value):
             raise InvalidArgumentError(name, f"{value!r} is outside its range")
     if not discrepancy or not delay:
