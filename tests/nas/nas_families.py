@@ -143,7 +143,7 @@ class Attention(nn.Module):
         self, *, groups: int = 4, packed: bool = True, causal: bool = False, bias: int = 0
     ) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.randn(4, bias, bias)) if bias else None
+        self.bias = nn.Parameter(torch.randn(4, 1, bias)) if bias else None
         self.groups, self.packed, self.causal = groups, packed, causal
         self.qkv = nn.Linear(32, 96 if packed else 32)
         self.kv = nn.Linear(32, 16 * groups)

@@ -41,8 +41,8 @@ def built(family: str) -> tuple[nn.Module, torch.Tensor, Supernet]:
 def test_every_subnet_equals_its_export(family: str) -> None:
     model, x, net = built(family)
     torch.testing.assert_close(net.configure({})(x), model(x), rtol=0, atol=0)
-    # The token layers of a mixer and the bias of attention have the number of tokens.
-    assert net.space.coverage >= {"mixer": 0.9, "vit": 0.95}.get(family, 0.97)
+    # A mixer's token layers have the number of patches, which the input fixes.
+    assert net.space.coverage >= (0.97 if family != "mixer" else 0.9)
     rng = np.random.default_rng(0)
     for config in (net.space.smallest, *(net.space.sample(rng) for _ in range(3))):
         exported = net.export(config)
