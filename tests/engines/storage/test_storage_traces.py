@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +324,27 @@ def test_recording_refuses_what_it_cannot_see() -> None:
         record_trace(["no-such-program-here"])
     with pytest.raises(SlipstreamError, match="no data files"):
         record_trace(["true"])
+
+
+_INTERRUPTED = """
+import sys, time
+open("data.bin", "rb").close()
+open("ready", "w").close()
+time.sleep(600)
+"""
+
+
+def test_an_interrupt_gives_the_trace_until_then(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(10))
+    (tmp_path / "program.txt").write_text(_INTERRUPTED)
+    record = [sys.executable, "-m", "slipstream", "storage", "record", "-o", "run.npz", "--"]
+    with subprocess.Popen(
+        [*record, sys.executable, "program.txt"], cwd=tmp_path, start_new_session=True
+    ) as running:
+        while not (tmp_path / "ready").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        # As Ctrl-C does, to both.
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait() == 1
+    assert any(name.endswith("data.bin") for name in AccessTrace.load(tmp_path / "run.npz").names)

@@ -26,7 +26,8 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
 
     Every opening for reading is a read of the whole file; see `BLIND_SPOTS`. The context has the
     command line of the process. Files that are gone after the run are omitted, but for their
-    deletion. Events that could not be recorded are counted in the notes.
+    deletion. Events that could not be recorded are counted in the notes. An interrupted program
+    gives the trace until then.
 
     Raises:
         UsageError: the command is empty or does not exist.
@@ -37,14 +38,17 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
     with temporary_folder("storage") as folder:
         log = folder / "opened"
         try:
-            status = subprocess.run(
-                list(command), env=recording_environment(log), check=False
-            ).returncode
+            running = subprocess.Popen(list(command), env=recording_environment(log))
         except OSError as error:
             raise UsageError(
                 f"'{command[0]}' cannot be run: {error.strerror}",
                 remedy="slipstream storage record -o run.npz -- python train.py",
             ) from error
+        try:
+            status = running.wait()
+        except KeyboardInterrupt:
+            # Ctrl-C also reaches the program: record what it opened until it ends.
+            status = running.wait()
         trace = _trace(sorted(folder.glob("opened.*")))
     if not len(trace):
         raise SlipstreamError(
