@@ -761,14 +761,14 @@ def _read(text: str, hint: Any, argument: str) -> Any:
             )
         return text.lower() in ("true", "yes", "on", "1")
     if hint in (int, float):
-        kind = "integer" if hint is int else "number"
+        kind = "an integer" if hint is int else "a number"
         try:
             number = hint(text)
         except ValueError:
             number = math.nan
         if number != number:
             example = f"for example {argument}={2 if hint is int else 0.5}"
-            raise InvalidArgumentError(argument, f"'{text}' is not a {kind}", remedy=example)
+            raise InvalidArgumentError(argument, f"'{text}' is not {kind}", remedy=example)
         return number
     return text
 
