@@ -199,7 +199,7 @@ def predicted_turns(micro_batches: int) -> dict[str, Turn]:
 
 def turns(micro_batches: int) -> dict[str, Turn]:
     """Return turns of equally many micro-batches of 64 rows with both schedules."""
-    calls = {}
+    calls: dict[str, Turn] = {}
     schedules: tuple[Schedule, ...] = ("async", "gpipe")
     for schedule in schedules:
         technique = Pipeline(2, micro_batches, schedule)

@@ -76,7 +76,7 @@ class ModuleNames:
         for hook in self._hooks:
             hook.remove()
         while self._open:
-            self._open.pop().__exit__(None, None, None)
+            self._open.pop()[1].__exit__(None, None, None)
 
     def _before_update(self, *arguments: object) -> None:
         self.update = self.update or self._user_line()
@@ -122,14 +122,19 @@ class ModuleNames:
         self.autocast = self.autocast or _autocast()
         annotation: Any = torch.profiler.record_function(PREFIX + name)
         annotation.__enter__()
-        self._open.append(annotation)
+        self._open.append((name, annotation))
 
     def _after(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         import torch
 
-        if self._open and not torch.compiler.is_compiling():
-            self._open.pop().__exit__(None, None, None)
-            self._entered[self._name(module)].pop()
+        if torch.compiler.is_compiling():
+            return  # first, so that torch.compile guards on nothing of this object
+
+        # A compiled region that torch stopped compiling may leave a module that was never entered.
+        name = self._name(module)
+        if self._open and self._open[-1][0] == name:
+            self._open.pop()[1].__exit__(None, None, None)
+            self._entered[name].pop()
 
 
 def module_classes(model: torch.nn.Module | None) -> dict[str, str]:
