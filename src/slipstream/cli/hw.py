@@ -133,7 +133,7 @@ def _fields(found: Sweep) -> list[Field[int]]:
 
     chips = found.chips
     return [
-        Field.number("multipliers", lambda row: f"{found.macs[row]:,.0f}"),
+        Field.number("multipliers", lambda row: f"{chips.macs[row]:,.0f}"),
         Field.number("tiles", lambda row: f"{chips.tiles[row]:.0f}"),
         Field.number("rows", lambda row: f"{chips.rows[row]:.0f}"),
         Field.number("columns", lambda row: f"{chips.columns[row]:.0f}"),

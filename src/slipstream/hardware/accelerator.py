@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from slipstream.arguments import as_integer
 from slipstream.cluster.devices import NUMBERS
-from slipstream.cluster.quantity import Quantity
+from slipstream.cluster.quantity import NOT_GIVEN, Quantity
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.files import read_bytes
 from slipstream.schema import build
@@ -141,6 +141,21 @@ class Energy:
 
 
 @dataclass(frozen=True)
+class Area:
+    """Areas, in mm2; 0 if not given.
+
+    Attributes:
+        mac: of a multiplier and adder.
+        onchip_per_byte: of on-chip memory.
+        dram_per_byte_per_s: of the interface to DRAM, by bandwidth.
+    """
+
+    mac: Quantity = NOT_GIVEN
+    onchip_per_byte: Quantity = NOT_GIVEN
+    dram_per_byte_per_s: Quantity = NOT_GIVEN
+
+
+@dataclass(frozen=True)
 class Accelerator:
     """A chip for the matrix products of a training step or inference.
 
@@ -157,6 +172,7 @@ class Accelerator:
     array: Array = field(default_factory=Array)
     frontend: FrontEnd = field(default_factory=FrontEnd)
     vector_lanes: int = 64
+    area: Area = field(default_factory=Area)
     about: str = ""
 
     def __post_init__(self) -> None:
@@ -172,27 +188,36 @@ class Accelerator:
 
     @classmethod
     def load(cls, name: str | Path) -> Accelerator:
-        """Read a TOML file, or a chip that ships with the package: ``tensordash``.
+        """Read a TOML file, or a chip that ships with the package: ``tensordash``, ``edge``.
 
         A file with ``base = "tensordash"`` contains only what differs from that chip.
 
         Raises:
             SlipstreamError: it cannot be read, or a value is invalid; names the place.
         """
-        path = Path(name)
-        if path.is_file():
-            text = read_bytes(path, most=_MAX_BYTES).decode("utf-8", "replace")
-        else:
-            text = _shipped(str(name).removesuffix(".toml"))
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidArgumentError(
-                "accelerator", f"not TOML: {error}", where=str(path)
-            ) from error
+        table, stem = read_table(name)
+        return cls.of(table, stem)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], name: str) -> Accelerator:
+        """Return the chip that a TOML table describes; see `load`."""
         if "base" in table:
+            table = dict(table)
             table = _merged(tomllib.loads(_shipped(str(table.pop("base")))), table)
-        return build(cls, {**table, "name": path.stem}, "", "accelerator", NUMBERS)
+        return build(cls, {**table, "name": name}, "", "accelerator", NUMBERS)
+
+
+def read_table(name: str | Path) -> tuple[dict[str, Any], str]:
+    """Return the table of a TOML file or shipped chip, and its name; see `Accelerator.load`."""
+    path = Path(name)
+    if path.is_file():
+        text = read_bytes(path, most=_MAX_BYTES).decode("utf-8", "replace")
+    else:
+        text = _shipped(str(name).removesuffix(".toml"))
+    try:
+        return tomllib.loads(text), path.stem
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgumentError("accelerator", f"not TOML: {error}", where=str(path)) from error
 
 
 def is_described(name: str) -> bool:

@@ -21,7 +21,7 @@ _Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Chips:
-    """Chips as columns, float64 [chips]; energies in pJ, as in `Energy`."""
+    """Chips as columns, float64 [chips]; energies in pJ, as in `Energy`; areas in mm2."""
 
     tiles: _Numbers
     rows: _Numbers
@@ -37,6 +37,9 @@ class Chips:
     mux: _Numbers
     onchip_per_byte: _Numbers
     dram_per_byte: _Numbers
+    mac_mm2: _Numbers
+    onchip_mm2_per_byte: _Numbers
+    dram_mm2_per_byte_per_s: _Numbers
 
     @classmethod
     def of(cls, chip: Accelerator, **changes: ArrayLike) -> Chips:
@@ -48,6 +51,8 @@ class Chips:
         values: dict[str, Any] = {
             "clock_hz": chip.clock_hz, "vector_lanes": chip.vector_lanes,
             **vars(chip.array), **vars(chip.memory), **vars(chip.energy),
+            "mac_mm2": chip.area.mac, "onchip_mm2_per_byte": chip.area.onchip_per_byte,
+            "dram_mm2_per_byte_per_s": chip.area.dram_per_byte_per_s,
         }  # fmt: skip
         columns = {
             field.name: changes.get(
@@ -57,6 +62,24 @@ class Chips:
         }
         arrays = np.broadcast_arrays(*(np.atleast_1d(column) for column in columns.values()))
         return cls(*(array.astype(np.float64) for array in arrays))
+
+    @property
+    def macs(self) -> _Numbers:
+        """Multiplications per cycle."""
+        return self.tiles * self.rows * self.columns * self.lanes
+
+    @property
+    def area_mm2(self) -> _Numbers:
+        """Area of the multipliers, on-chip memory and interface to DRAM."""
+        memory = self.onchip_bytes * self.onchip_mm2_per_byte
+        interface = self.dram_bytes_per_s * self.dram_mm2_per_byte_per_s
+        return self.macs * self.mac_mm2 + memory + interface
+
+    def arrays(self) -> tuple[Chips, NDArray[np.int64]]:
+        """Return one chip of each array, and per chip the number of its array, int64 [chips]."""
+        table = np.stack([self.tiles, self.rows, self.columns, self.lanes], axis=1)
+        _, first, member = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        return Chips(*(column[first] for column in vars(self).values())), member.ravel()
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,24 +198,48 @@ def _dram_bytes(shape: LayerShape, which: Pass, chips: Chips, item_bytes: int) -
     return resident + streamed * parts + sizes[result_of(which)]
 
 
+def best_cost(
+    shape: LayerShape, which: Pass, chips: Chips, arrays: tuple[Chips, NDArray[np.int64]],
+    item_bytes: int,
+) -> tuple[_Numbers, _Numbers]:  # fmt: skip
+    """Return the time (ns) and energy (pJ) of a pass with the better operand on the rows.
+
+    That is the faster one, or the one of less energy if both are as fast. Cycles depend on the
+    array only, so they are evaluated once per array.
+
+    Args:
+        arrays: result of `Chips.arrays`.
+    """
+    few, member = arrays
+    dram = _dram_bytes(shape, which, chips, item_bytes)
+    time: _Numbers | None = None
+    energy = np.zeros(0)
+    for operand in OPERANDS[which]:
+        columns = vars(cost(shape, which, few, item_bytes=item_bytes, operand=operand))
+        whole = Cost(**{name: column[member] for name, column in columns.items()})
+        whole = replace(whole, dram_bytes=dram)
+        own_time, own_energy = whole.time_ns(chips), sum(whole.energy_pj(chips, scheduled=False))
+        if time is None:
+            time, energy = own_time, own_energy
+            continue
+        better = (own_time < time) | ((own_time == time) & (own_energy < energy))
+        time, energy = np.where(better, own_time, time), np.where(better, own_energy, energy)
+    assert time is not None
+    return time, energy
+
+
 def sweep(
     step: Mapping[tuple[LayerShape, Pass, int], int], chips: Chips
 ) -> tuple[_Numbers, _Numbers]:
     """Return the time (ns) and energy (pJ) of the matrix products of a step, float64 [chips].
 
-    Compute depends on a few columns only, so it is evaluated once per combination of them.
-
     Args:
         step: how often each pass runs, by shape, pass and bytes per value.
     """
-    table = np.stack([chips.tiles, chips.rows, chips.columns, chips.lanes], axis=1)
-    _, first, member = np.unique(table, axis=0, return_index=True, return_inverse=True)
-    few = Chips(*(column[first] for column in vars(chips).values()))
-    time, energy = np.zeros(len(table)), np.zeros(len(table))
+    arrays = chips.arrays()
+    time, energy = np.zeros(len(chips.rows)), np.zeros(len(chips.rows))
     for (shape, which, item_bytes), times in step.items():
-        columns = vars(cost(shape, which, few, item_bytes=item_bytes))
-        whole = Cost(**{name: column[member.ravel()] for name, column in columns.items()})
-        whole = replace(whole, dram_bytes=_dram_bytes(shape, which, chips, item_bytes))
-        time += times * whole.time_ns(chips)
-        energy += times * sum(whole.energy_pj(chips, scheduled=False))
+        own_time, own_energy = best_cost(shape, which, chips, arrays, item_bytes)
+        time += times * own_time
+        energy += times * own_energy
     return time, energy

@@ -44,17 +44,12 @@ class Sweep:
     time_ns: NDArray[np.float64]
     energy_pj: NDArray[np.float64]
 
-    @property
-    def macs(self) -> NDArray[np.float64]:
-        """Multiplications per cycle of each chip."""
-        chips = self.chips
-        return chips.tiles * chips.rows * chips.columns * chips.lanes
-
     def fastest(self) -> list[int]:
         """Return the fastest chip of each number of multipliers that is faster than all smaller."""
-        order = np.lexsort((self.energy_pj, self.time_ns, self.macs))
+        macs = self.chips.macs
+        order = np.lexsort((self.energy_pj, self.time_ns, macs))
         best, chosen = np.inf, []
-        for chip in order[np.unique(self.macs[order], return_index=True)[1]].tolist():
+        for chip in order[np.unique(macs[order], return_index=True)[1]].tolist():
             if self.time_ns[chip] < best:
                 best = float(self.time_ns[chip])
                 chosen.append(chip)
@@ -88,6 +83,16 @@ def sweep_space(
         InvalidArgumentError: a value is not above 0, there are over 10 million chips, or the step
             has no layer.
     """
+    chips = chips_of(chip, space)
+    return Sweep(chips, *sweep(products_of(graph), chips))
+
+
+def chips_of(chip: Accelerator, space: Mapping[str, Sequence[float]]) -> Chips:
+    """Return all combinations of the values in `space`, the last attribute fastest.
+
+    Raises:
+        UnknownNameError, InvalidArgumentError: see `sweep_space`.
+    """
     names = [field.name for field in fields(Chips)]
     for name, values in space.items():
         if name not in names:
@@ -98,5 +103,4 @@ def sweep_space(
     if (count := math.prod(map(len, space.values()))) > _MAX_CHIPS:
         raise InvalidArgumentError("space", f"has {count:,} chips, more than {_MAX_CHIPS:,}")
     points = np.array(list(itertools.product(*space.values())), np.float64).T
-    chips = Chips.of(chip, **dict(zip(space, points, strict=True)))
-    return Sweep(chips, *sweep(products_of(graph), chips))
+    return Chips.of(chip, **dict(zip(space, points, strict=True)))
