@@ -18,14 +18,24 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from slipstream.cli.nas import app
+from slipstream.durations import Durations, Timing
 from slipstream.errors import (
     InvalidArgumentError,
     SlipstreamError,
     UnknownNameError,
     WorkloadError,
 )
-from slipstream.nas import Supernet, calibrate, derive_space, estimate, fit, search
+from slipstream.nas import (
+    Supernet,
+    calibrate,
+    derive_space,
+    estimate,
+    fit,
+    predict_latency,
+    search,
+)
 from slipstream.nas.writing import write_module
+from slipstream.provenance import Provenance
 from slipstream.search import Budget
 
 
@@ -202,8 +212,8 @@ def test_training_and_search_use_shared_weights() -> None:
             search(net, score, constraints={"macs": limit})
     with pytest.raises(InvalidArgumentError, match="is not a limit"):
         search(net, score, constraints={"macs": "<= nan"})
-    with pytest.raises(UnknownNameError, match="latency"):
-        search(net, score, constraints={"latency": "<= 0.5x"})
+    with pytest.raises(UnknownNameError, match="flops"):
+        search(net, score, constraints={"flops": "<= 0.5x"})
 
 
 def test_calibration_uses_the_subnets_own_statistics() -> None:
@@ -234,6 +244,70 @@ def test_training_refuses_what_it_cannot_train() -> None:
         fit(net, interrupted, loss, weights)
     assert net.config == net.space.full
     assert not net.training
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((torch.randn(2, 3, 8, 8),), "[2, 3, 8, 8] is not [batch, 3, 16, 16]"),
+        ((torch.randn(3, 16, 16),), "is not [batch, 3, 16, 16]"),
+        ((torch.zeros(2, 3, 16, 16, dtype=torch.int64),), "torch.int64 instead of torch.float32"),
+        ((3,), "an int is not a tensor"),
+        ((), "got 0, but the model takes 1"),
+    ],
+)
+def test_inputs_of_other_shapes_are_refused(inputs: Any, text: str) -> None:
+    _, _, net = built("resnet")
+    with pytest.raises(InvalidArgumentError) as refused:
+        net(*inputs)
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (torch.randn(2, 3, 16, 16), "a batch is a Tensor, not a pair"),
+        ((torch.randn(2, 3, 16, 16), torch.zeros(3, dtype=torch.int64)), "[2, 10], [3]"),
+        ((torch.randn(2, 3, 9, 16), torch.zeros(2, dtype=torch.int64)), "is not [batch, 3, 16"),
+    ],
+)
+def test_training_refuses_batches_of_other_shapes(batch: Any, text: str) -> None:
+    _, _, net = built("resnet")
+    with pytest.raises(SlipstreamError) as refused:
+        fit(net, lambda: [batch], nn.functional.cross_entropy, torch.optim.SGD(net.parameters()))
+    assert text in str(refused.value)
+
+
+class _Timed(Durations):
+    """Durations of one millisecond per output element; views have none."""
+
+    def measure(self, calls: Any, *args: Any, **options: Any) -> None:
+        self.timed = list(calls)
+
+    def lookup(self, call: Any) -> Timing | None:
+        if call.call.name == "aten::relu_":
+            return None
+        return Timing(1e6 * call.call.outputs[0].numel, 0.0, Provenance.MICROBENCHMARK)
+
+
+def test_latency_is_that_of_the_exports_operators() -> None:
+    _, x, net = built("resnet")
+    config = net.space.smallest
+    module, durations = net.export(config), _Timed()
+    elements: list[int] = []
+
+    class Outputs(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            value = super().run_node(n)
+            views = n.op in ("placeholder", "output", "get_attr") or "flatten" in n.name
+            elements.extend([] if views else [value.numel()])
+            return value
+
+    Outputs(module).run(x)
+    predicted = predict_latency(net, config, durations=durations)
+    assert predicted == pytest.approx(sum(elements))
+    conv = durations.timed[0].call
+    assert conv.inputs[1].shape == module.get_submodule("0").weight.shape
 
 
 class _Branch(nn.Module):

@@ -8,6 +8,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.nas.estimates import estimate
+    from slipstream.nas.latency import predict_latency
     from slipstream.nas.searching import calibrate, fit, search
     from slipstream.nas.space import ArchitectureSpace, derive_space
     from slipstream.nas.supernet import Supernet
@@ -19,6 +20,7 @@ _HOMES = {
     "derive_space": "space",
     "estimate": "estimates",
     "fit": "searching",
+    "predict_latency": "latency",
     "search": "searching",
 }
 
@@ -29,6 +31,7 @@ __all__ = [
     "derive_space",
     "estimate",
     "fit",
+    "predict_latency",
     "search",
 ]
 

@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipstream.arguments import as_integer
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.nas.estimates import METRICS, estimate
+from slipstream.nas.latency import predict_latency
 from slipstream.nas.supernet import Supernet, need_supernet
 from slipstream.provenance import Provenance
 from slipstream.search import Estimator, Study, study
@@ -23,6 +24,7 @@ from slipstream.search.metrics import parse_limits
 from slipstream.units import with_article
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+_METRICS = {**METRICS, "latency": "ms"}
 
 
 def fit(
@@ -48,8 +50,10 @@ def fit(
         optimizer: optimizer of ``net.parameters()``.
 
     Raises:
-        InvalidArgumentError: `batches` is not a function, or `optimizer` is that of another model.
+        InvalidArgumentError: `batches` is not a function, a batch is not a pair or has another
+            shape, or `optimizer` is that of another model.
         UnknownNameError: `sampling` is unknown.
+        WorkloadError: `loss` fails, or does not return a scalar with gradients.
     """
     if sampling not in ("sandwich", "single-path"):
         raise UnknownNameError("sampling", sampling, ("sandwich", "single-path"))
@@ -70,16 +74,38 @@ def fit(
     net.train()
     try:
         for _ in range(as_integer("epochs", epochs)):
-            for inputs, target in batches():
+            batch: Any
+            for batch in batches():
+                if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                    kind = with_article(type(batch).__name__)
+                    raise InvalidArgumentError(
+                        "batches", f"a batch is {kind}, not a pair of input and target"
+                    )
+                inputs, target = batch
                 optimizer.zero_grad()
                 configs = [*extremes, *(space.sample(rng) for _ in range(drawn))]
                 for config in configs:
-                    net.configure(config)
-                    (loss(net(inputs), target) / len(configs)).backward()
+                    _backward(net.configure(config)(inputs), target, loss, len(configs))
                 optimizer.step()
     finally:
         net.configure(space.full)
         net.eval()
+
+
+def _backward(
+    output: Any, target: Any, loss: Callable[[Any, torch.Tensor], torch.Tensor], count: int
+) -> None:
+    try:
+        (loss(output, target) / count).backward()
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shapes = ", ".join(
+            str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
+            for value in (output, target)
+        )
+        raise WorkloadError(
+            f"the loss of output and target failed ({shapes}): {error}", where="loss",
+            remedy="pass a function of output and target that returns a scalar tensor",
+        ) from error  # fmt: skip
 
 
 def calibrate(module: nn.Module, inputs: Iterable[torch.Tensor] | torch.Tensor) -> None:
@@ -127,8 +153,8 @@ def search(
 
     Args:
         score: function of an exported sub-network; higher is better, for example its accuracy.
-        constraints: limits of ``params``, ``macs`` and ``weight_bytes``, such as ``"<= 2e6"``, or
-            ``"<= 0.5x"`` of the whole model.
+        constraints: limits of ``params``, ``macs``, ``weight_bytes`` and ``latency`` (ms, see
+            `predict_latency`), such as ``"<= 2e6"``, or ``"<= 0.5x"`` of the whole model.
         minimize: metrics to minimise next to the score, for a Pareto set.
         calibration: batches on which batch norms are recomputed before a sub-network is scored.
         strategy: strategy of `slipstream.search`.
@@ -139,40 +165,47 @@ def search(
         UnknownNameError: a metric is unknown.
     """
     need_supernet(net)
-    for metric in (*(constraints or {}), *minimize):
-        if metric not in METRICS:
-            raise UnknownNameError("metric", metric, METRICS)
-    limits = {m: _absolute(net, m, text) for m, text in (constraints or {}).items()}
+    metrics = {*(constraints or {}), *minimize}
+    for metric in metrics - set(_METRICS):
+        raise UnknownNameError("metric", metric, _METRICS)
+    units = {m: unit for m, unit in _METRICS.items() if m in METRICS or m in metrics}
+
+    def from_shapes(config: Mapping[str, Any]) -> dict[str, float]:
+        latency = {"latency": predict_latency(net, config)} if "latency" in units else {}
+        return {**estimate(net, config), **latency}
+
+    limits = {m: _absolute(net, m, text, from_shapes) for m, text in (constraints or {}).items()}
 
     def evaluate(config: Mapping[str, Any]) -> dict[str, float]:
         module = net.export(config)
         calibrate(module, calibration)
-        return {"score": float(score(module)), **estimate(net, config)}
-
-    def from_shapes(config: Mapping[str, Any]) -> dict[str, float]:
-        return dict(estimate(net, config))
+        return {"score": float(score(module)), **from_shapes(config)}
 
     return study(
         name, net.space.space, {"score": "max", **dict.fromkeys(minimize, "min")},
-        estimator=Estimator(evaluate, {"score": "", **METRICS}), constraints=limits,
-        analytic=[Estimator(from_shapes, METRICS, Provenance.SIMULATED)],
+        estimator=Estimator(evaluate, {"score": "", **units}), constraints=limits,
+        analytic=[Estimator(from_shapes, units, Provenance.SIMULATED)],
         strategy=strategy, seed=seed, store=store, start=_start(net, limits),
     )  # fmt: skip
 
 
-def _absolute(net: Supernet, metric: str, text: str) -> str:
+def _absolute(
+    net: Supernet, metric: str, text: str, sizes: Callable[[Any], dict[str, float]]
+) -> str:
     """Return a limit with multiples of the whole model as numbers, and check it."""
-    whole, least = estimate(net, net.space.full)[metric], estimate(net, net.space.smallest)[metric]
+    whole, least = (sizes(config)[metric] for config in (net.space.full, net.space.smallest))
 
     def multiple(match: re.Match[str]) -> str:
-        return f"{math.floor(float(match[1]) * whole)} {METRICS[metric]}".strip()
+        value = float(match[1]) * whole
+        number = f"{value:.4g}" if metric == "latency" else str(math.floor(value))
+        return f"{number} {_METRICS[metric]}".strip()
 
     absolute = re.sub(r"(\d+\.?\d*|\.\d+)\s*x", multiple, str(text))
-    for limit in parse_limits({metric: absolute}, METRICS):
+    for limit in parse_limits({metric: absolute}, _METRICS):
         if limit.violation(least if limit.op[0] == "<" else whole):
             raise InvalidArgumentError(
                 "constraints", f"no architecture has {metric} {absolute}: the smallest has "
-                f"{least:,}, the whole model {whole:,}",
+                f"{least:,.10g}, the whole model {whole:,.10g}",
                 remedy="choose a limit in between, or search a wider space",
             )  # fmt: skip
     return absolute

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Self
 
@@ -126,11 +126,10 @@ class Supernet(nn.Module):
         """Run the configured sub-network.
 
         Raises:
-            InvalidArgumentError: the model takes another number of tensors.
+            InvalidArgumentError: the model takes another number of tensors, or tensors of other
+                shapes.
         """
-        count = sum(node.op == "placeholder" for node in self.nodes)
-        if len(inputs) != count:
-            raise InvalidArgumentError("inputs", f"got {len(inputs)}, but the model takes {count}")
+        self._check(inputs)
         subnet = Subnet(self, self._config)
         values: dict[Node, Any] = {}
         remaining = iter(inputs)
@@ -150,6 +149,29 @@ class Supernet(nn.Module):
                 args, kwargs = torch.fx.map_arg((args, kwargs), values.__getitem__)
                 values[node] = target(*args, **kwargs)
         return None
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        """Compare inputs with the traced ones, whose variable sizes are symbols."""
+        expected = [node.meta["val"] for node in self.nodes if node.op == "placeholder"]
+        if len(inputs) != len(expected):
+            raise InvalidArgumentError(
+                "inputs", f"got {len(inputs)}, but the model takes {len(expected)}"
+            )
+        for x, traced in zip(inputs, expected, strict=True):
+            if not isinstance(x, torch.Tensor):
+                kind = with_article(type(x).__name__)
+                raise InvalidArgumentError("inputs", f"{kind} is not a tensor")
+            sizes = [n if isinstance(n, int) else None for n in traced.shape]
+            if len(sizes) != x.dim() or any(
+                n is not None and n != size for n, size in zip(sizes, x.shape, strict=True)
+            ):
+                shape = ", ".join("batch" if n is None else str(n) for n in sizes)
+                raise InvalidArgumentError(
+                    "inputs", f"shape {list(x.shape)} is not [{shape}]",
+                    remedy="derive the space from inputs of the shape that the model is run on",
+                )  # fmt: skip
+            if x.is_floating_point() != traced.is_floating_point():
+                raise InvalidArgumentError("inputs", f"got {x.dtype} instead of {traced.dtype}")
 
     def export(self, config: Mapping[str, Any] | Candidate | None = None) -> GraphModule:
         """Return a sub-network as a plain module with copies of its weights, in eval mode.

@@ -1,0 +1,102 @@
+"""Latency of a sub-network on this machine, from the durations of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from slipstream.durations import Durations, TimingRequest
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, TensorSpec
+from slipstream.graph.traffic import is_view
+from slipstream.nas.supernet import Subnet, Supernet, need_supernet
+from slipstream.nas.trace import op_name
+from slipstream.search import Candidate
+
+
+def predict_latency(
+    net: Supernet,
+    config: Mapping[str, Any] | Candidate | None = None,
+    *,
+    durations: Durations | None = None,
+) -> float:
+    """Return the predicted milliseconds of an inference of a sub-network, without building it.
+
+    It is the sum of the durations of its operators at the sub-network's shapes, on the batch of the
+    example inputs. Operators without a cached duration are timed first.
+
+    Args:
+        config: configuration; None for the current one.
+        durations: cache of timings, which has the number of threads; None for one thread.
+
+    Raises:
+        WorkloadError: an operator cannot be timed alone.
+    """
+    known = durations or Durations()
+    chosen = need_supernet(net).config if config is None else net.space.checked(config)
+    # The previous operator has just written the operands, and weights of small models stay cached.
+    requests = [TimingRequest(call, warm=True) for call in calls_of(net, chosen)]
+    known.measure(requests)
+    timings = [known.lookup(request) for request in requests]
+    failed = [r.call.name for r, timing in zip(requests, timings, strict=True) if timing is None]
+    if failed:
+        raise WorkloadError(
+            f"the latency is unknown: {', '.join(sorted(set(failed)))} cannot be timed alone",
+            remedy="constrain macs or params instead",
+        )  # fmt: skip
+    return sum(timing.nanoseconds for timing in timings if timing is not None) / 1e6
+
+
+def calls_of(net: Supernet, config: Mapping[str, int]) -> Iterator[Call]:
+    """Yield the operator calls of a sub-network, without views."""
+    subnet = Subnet(net, config)
+    for node in net.nodes:
+        value = node.meta.get("val")
+        tensors = value if isinstance(value, (list, tuple)) else (value,)
+        if subnet.runs(node) and any(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            call = _call(subnet, node)
+            if call is not None and not is_view(call) and op_name(node) != "dropout":
+                yield call
+
+
+def _call(subnet: Subnet, node: Node) -> Call | None:
+    target, args, kwargs = subnet.call(node)
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return None
+    given = [
+        args[n] if n < len(args) else kwargs.get(a.name, a.default_value)
+        for n, a in enumerate(schema.arguments)
+    ]
+    arguments = tuple(_argument(subnet, value) for value in given)
+    tensor = node.meta["val"]
+    outputs = (_spec(subnet, node),) if isinstance(tensor, torch.Tensor) else ()
+    return Call(str(schema), arguments, outputs)
+
+
+def _argument(subnet: Subnet, value: Any) -> Any:
+    if isinstance(value, Node):
+        number = value.meta.get("val")
+        if value.op == "get_attr" or isinstance(number, torch.Tensor):
+            return _spec(subnet, value)
+        return int(number.node.hint) if isinstance(number, torch.SymInt) else number
+    if isinstance(value, (list, tuple)):
+        return tuple(_argument(subnet, item) for item in value)
+    return value if isinstance(value, (int, float, bool, str, type(None))) else None
+
+
+def _spec(subnet: Subnet, node: Node) -> TensorSpec:
+    """Return the spec of a tensor, whose dimensions are in memory in their recorded order."""
+    shape = subnet.shape(node)
+    value = node.meta.get("val")
+    whole = value if isinstance(value, torch.Tensor) else subnet.net.tensor(str(node.target))
+    steps = [s if isinstance(s, int) else int(s.node.hint) for s in whole.stride()]
+    strides, size = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (steps[dim], -dim)):
+        strides[dim] = size if steps[dim] else 0
+        size *= shape[dim] if steps[dim] else 1
+    dtype = str(whole.dtype).removeprefix("torch.")
+    return TensorSpec(dtype, shape, tuple(strides), whole.device.type)
