@@ -13,14 +13,15 @@ import pytest
 
 from slipstream import technique
 from slipstream.cluster import Cluster, Collective
-from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UsageError
 from slipstream.graph import Editor, Graph, Work, replace_exchange
 from slipstream.provenance import Provenance
 from slipstream.report.curve import curve_svg
 from slipstream.technique import Quality, QualityKind, Stage, TechniqueSettings, Traits
 from slipstream.verbs.scaling import PARTS, curve
 from slipstream.verbs.spreading import at_bandwidth, crossover, spread
-from slipstream_bench.systems.scale.training_run import Pace, Run
+from slipstream.verbs.walls import RunTime, RunWall, TrainingPlan
+from slipstream_bench.systems.scale.training_run import Pace
 from small_steps import FAST, SLOW, Copies, graph_of, shared
 
 DURATIONS: Any = Copies()
@@ -191,12 +192,61 @@ def test_a_pace_extrapolates_to_other_numbers_of_chips() -> None:
 
 
 def test_a_run_names_its_wall() -> None:
-    run = Run.of({"compute": 10.0, "all-reduce": 2.0}, 100, evaluation_tail=1300.0)
+    run = RunTime.of({"compute": 10.0, "all-reduce": 2.0}, 100, evaluation_tail=1300.0)
     assert run.total_ns == 2500.0
     assert run.wall == "evaluation tail"
-    assert Run.of({"compute": 10.0}, 100, evaluation_tail=10.0).wall == "compute"
+    assert RunTime.of({"compute": 10.0}, 100, evaluation_tail=10.0).wall == "compute"
     with pytest.raises(InvalidArgumentError, match="evaluation tail"):
-        Run.of({"compute": 1.0}, 1, evaluation_tail=float("nan"))
+        RunTime.of({"compute": 1.0}, 1, evaluation_tail=float("nan"))
+
+
+def test_every_wall_has_a_remedy_and_its_gain(transformer: Graph) -> None:
+    plan = TrainingPlan(
+        samples=64e3, evaluations=4, evaluation_ns=8e9, metric_ns=1e9, startup_ns=5e9, load_ns=1e7,
+        spread=0.0,
+    )  # fmt: skip
+    points = curve(transformer, SWITCH, [4, 8], plan=plan, durations=DURATIONS).points
+    p = points[-1].prediction
+    steps = 64e3 / p.samples[1]
+    found = {wall.name: wall for wall in points[-1].walls}
+    assert len(found) == 7
+    assert [w.ns for w in points[-1].walls] == sorted((w.ns for w in found.values()), reverse=True)
+    assert found["evaluation"].ns == pytest.approx(4 * 9e9 / steps)
+    # All eight workers evaluate; only the last metric is awaited.
+    assert found["evaluation"].saved_ns == pytest.approx((4 * 9e9 - 4 * 1e9 - 1e9) / steps)
+    assert found["input"].ns == pytest.approx(transformer.samples * 1e7 - p.step_ns)
+    assert found["start-up"].ns == pytest.approx(5e9 / steps)
+    parts = points[-1].parts_ns
+    assert found["all-reduce"].ns == pytest.approx(parts["latency"] + parts["bandwidth"])
+    assert found["update"].remedy == "sharded_update"
+    assert points[-1].run_parts_ns["evaluation"] == found["evaluation"].ns
+    unknown = curve(transformer, SWITCH, [4], durations=DURATIONS).points[0].walls[-3:]
+    assert {(wall.name, wall.ns) for wall in unknown} == {
+        ("evaluation", None), ("input", None), ("start-up", None)
+    }  # fmt: skip
+    assert all("--run" in wall.detail for wall in unknown)
+
+
+def test_a_fixed_batch_costs_what_small_shares_take_longer(transformer: Graph) -> None:
+    (point,) = curve(transformer, SWITCH, [4], global_batch=12, durations=DURATIONS).points
+    (wall,) = (wall for wall in point.walls if wall.name == "fixed batch")
+    assert isinstance(wall, RunWall)
+    # As many samples per worker as recorded lose only what the exchange adds.
+    assert wall.ns == pytest.approx(0.0, abs=0.1 * point.prediction.step_ns)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sample=3", "'sample'"),
+        ("samples=many", "'many' is not a number"),
+        ("loaders=0", "0 is not a positive integer"),
+        ("samples=-1", "-1 is not a finite number"),
+    ],
+)
+def test_a_plan_of_a_run_is_checked(text: str, message: str) -> None:
+    with pytest.raises(SlipstreamError, match=message):
+        TrainingPlan.parse(text)
 
 
 def test_a_global_batch_is_relative_to_the_fewest_workers(transformer: Graph) -> None:

@@ -45,36 +45,51 @@ def curve(
             metavar="SAMPLES", min=0, help="Fixed batch size of all workers; 0: it grows with them."
         ),
     ] = 0,
+    run: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="The run around the steps: samples, evaluations, loaders, spread, and the times "
+            "evaluation, metric, startup and load.",
+        ),
+    ] = "",
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the curve to an SVG file.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict step time by number of workers, its breakdown, and what limits scaling.
+    """Predict step time by number of workers, and every wall with its remedy and gain.
 
     slipstream scale curve run.slipgraph --cluster h100x8-100gbe --svg curve.svg
+
+    slipstream scale curve run.slipgraph --cluster h100x8-100gbe --global-batch 4096
+    --run samples=1.2e8,evaluations=20,evaluation=40s,metric=3s,startup=60s,load=2ms,loaders=8
     """
     from slipstream.files import write_text
     from slipstream.report.curve import curve_svg
-    from slipstream.verbs.scaling import PARTS
+    from slipstream.verbs.scaling import RUN_PARTS
     from slipstream.verbs.scaling import curve as curve_of
+    from slipstream.verbs.walls import TrainingPlan
 
     where = options.cluster_of(cluster, cluster_sizes)
     assert where is not None
+    plan = TrainingPlan.parse(run)
     counts = _powers(where.devices)
     if workers is not None:
         counts = options.numbers(workers, "--workers", "2,8,64")
     with progress("scaling") as report:
         graph = request.graph(report, warn=note)
         scaling = curve_of(
-            graph, where, counts, text=technique, global_batch=global_batch, report=report
-        )
+            graph, where, counts, text=technique, global_batch=global_batch, plan=plan,
+            report=report,
+        )  # fmt: skip
     if svg is not None:
         columns = [
-            (str(point.workers), point.parts_ns, shared.wall) for point, _, shared in scaling.drawn
+            (str(point.workers), point.run_parts_ns, shared.wall)
+            for point, _, shared in scaling.drawn
         ]
-        write_text(svg, curve_svg(f"{scaling.title}: time of a step", columns, PARTS))
-    emit_result(scaling, scaling.table(), as_json=as_json)
+        write_text(svg, curve_svg(f"{scaling.title}: time of a step", columns, RUN_PARTS))
+    emit_result(scaling, scaling.table(), scaling.walls_table(), as_json=as_json)
 
 
 def _powers(devices: int) -> list[int]:

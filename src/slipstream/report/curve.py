@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from slipstream.report._svg import Drawing
 from slipstream.units import format_duration
 
-_COLOURS = ("#4a90d9", "#7fb069", "#9b7fb0", "#e0a030", "#c4502f")
+_COLOURS = ("#4a90d9", "#7fb069", "#9b7fb0", "#e0a030", "#c4502f", "#5f6f7f", "#d98cb3",
+            "#8a6d3b")  # fmt: skip
 _LEFT, _TOP, _HEIGHT, _BAR, _GAP, _BELOW = 70, 54, 240, 44, 26, 58
 
 
@@ -21,7 +22,7 @@ def curve_svg(
         parts: names, from bottom to top.
     """
     most = max((sum(column.values()) for _, column, _ in columns), default=0.0) or 1.0
-    width = max(_LEFT + len(columns) * (_BAR + _GAP) + _GAP, 620)
+    width = max(_LEFT + len(columns) * (_BAR + _GAP) + _GAP, _LEFT + 106 * len(parts))
     floor = _TOP + _HEIGHT
     drawing = Drawing(title, width, floor + _BELOW, _LEFT)
     ticks = [(floor - _HEIGHT * tick / 4, most * tick / 4) for tick in range(5)]
@@ -37,5 +38,5 @@ def curve_svg(
         middle = x + _BAR / 2
         drawing.text(middle, y - 5, wall, anchor="middle", faint=True, size=10)
         drawing.text(middle, floor + 16, label, anchor="middle")
-    drawing.legend(_LEFT, floor + 34, 112, [(colour, 1.0, part) for part, colour in colours])
+    drawing.legend(_LEFT, floor + 34, 104, [(colour, 1.0, part) for part, colour in colours])
     return str(drawing)

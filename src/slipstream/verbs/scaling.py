@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from slipstream import technique
 from slipstream.durations import Durations
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Graph
 from slipstream.tables import Field, Table
+from slipstream.technique import Technique
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted, Prediction
 from slipstream.verbs.sharing import Shared, samples_per_s
+from slipstream.verbs.walls import OUTSIDE, REMEDIES, RunWall, TrainingPlan, walls_of, walls_table
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
 
 PARTS = ("compute", "update", "slowest worker", "latency", "bandwidth")
 """Parts of a step's time, in drawing order."""
+RUN_PARTS = (*PARTS, *OUTSIDE)
+"""Parts of a run's time per step, in drawing order."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,13 @@ class Point:
         prediction: of the distributed step.
         efficiency: samples per second and worker, relative to one worker alone; with a fixed
             global batch, relative to the first number of workers.
+        walls: what limits a run of such steps, the largest first.
     """
 
     workers: int
     prediction: Prediction
     efficiency: float
+    walls: tuple[RunWall, ...] = ()
 
     @property
     def parts_ns(self) -> dict[str, float]:
@@ -56,6 +63,12 @@ class Point:
         }
         parts["compute"] = max(self.prediction.step_ns - sum(parts.values()), 0.0)
         return {name: parts[name] for name in PARTS}
+
+    @property
+    def run_parts_ns(self) -> dict[str, float]:
+        """`parts_ns`, and the step's part of the run's time outside of steps, by `RUN_PARTS`."""
+        outside = {wall.name: wall.ns or 0.0 for wall in self.walls if wall.name in OUTSIDE}
+        return {**self.parts_ns, **outside}
 
 
 _FIELDS: tuple[Field[tuple[Point, Predicted, Shared]], ...] = (
@@ -103,10 +116,23 @@ class Scaling:
         notes = [f"{workers} workers: {why_not}" for workers, why_not in pairs if why_not]
         return Table.of(self.drawn, _FIELDS, self.title, notes)
 
+    def walls_table(self) -> Table:
+        """Return the walls on the largest number of workers for which the technique applies."""
+        if not self.drawn:
+            return walls_table("walls", (), 0.0)
+        point, prediction, _ = self.drawn[-1]
+        title = f"walls of {self.technique} on {point.workers} workers of {self.cluster}"
+        return walls_table(title, point.walls, prediction.step_ns)
+
     def to_json(self) -> list[dict[str, Any]]:
         """Return the JSON payload; times in nanoseconds."""
         return [
-            {"workers": point.workers, "parts_ns": point.parts_ns, **point.prediction.to_json()}
+            {
+                "workers": point.workers,
+                "parts_ns": point.parts_ns,
+                "walls": [asdict(wall) for wall in point.walls],
+                **point.prediction.to_json(),
+            }
             for point in self.points
         ]
 
@@ -118,6 +144,7 @@ def curve(
     *,
     text: str = "ddp",
     global_batch: int = 0,
+    plan: TrainingPlan | None = None,
     durations: Durations | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Scaling:
@@ -127,6 +154,8 @@ def curve(
         text: spec of the distributed technique or combination.
         global_batch: samples of all workers together; 0: each worker takes the recorded number,
             so that the batch grows with the workers.
+        plan: the run around the steps. Gains of remedies are predicted for the last number of
+            workers.
 
     Raises:
         InvalidArgumentError: no workers, more than the cluster has, or samples that do not divide
@@ -153,7 +182,59 @@ def curve(
     base = 1.0
     if global_batch:
         base = next((rate for rate in rates if math.isfinite(rate)), 1.0)
-    points = zip(workers, predictions, rates, strict=True)
+    points = [
+        Point(count, p, rate / base)
+        for count, p, rate in zip(workers, predictions, rates, strict=True)
+    ]
+    remedies = _remedies(graph, combinations[-1], cluster, durations, report)
     return Scaling(
-        text, cluster.name, tuple(Point(count, p, rate / base) for count, p, rate in points)
+        text,
+        cluster.name,
+        tuple(
+            _with_walls(
+                point,
+                graph,
+                plan or TrainingPlan(),
+                bool(global_batch),
+                remedies if point is points[-1] else {},
+            )
+            for point in points
+        ),
     )
+
+
+def _remedies(
+    graph: Graph,
+    combination: Sequence[Technique],
+    cluster: Cluster,
+    durations: Durations | None,
+    report: Callable[[str], None],
+) -> dict[str, list[Predicted]]:
+    """Predict the step with each remedy that can be added, by wall."""
+    added: list[tuple[str, tuple[Technique, ...]]] = []
+    for wall, specs in REMEDIES.items():
+        for spec in specs:
+            # Two techniques for the same communication exclude each other.
+            with contextlib.suppress(UsageError):
+                parts = technique.combination((*combination, *technique.parse(spec)))
+                added.append((wall, parts))
+    found: dict[str, list[Predicted]] = {}
+    alternatives = [parts for _, parts in added]
+    predictions = predict(graph, alternatives, durations=durations, cluster=cluster, report=report)
+    for (wall, _), prediction in zip(added, predictions, strict=True):
+        if isinstance(prediction, Predicted):
+            found.setdefault(wall, []).append(prediction)
+    return found
+
+
+def _with_walls(
+    point: Point, graph: Graph, plan: TrainingPlan, fixed_batch: bool,
+    remedies: Mapping[str, Sequence[Predicted]],
+) -> Point:  # fmt: skip
+    p = point.prediction
+    if not isinstance(p, Predicted) or p.shared is None:
+        return point
+    found = walls_of(
+        graph, p, point.parts_ns, plan, fixed_batch=fixed_batch, remedies=remedies
+    )  # fmt: skip
+    return replace(point, walls=found)

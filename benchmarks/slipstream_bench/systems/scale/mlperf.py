@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from slipstream.cluster import Cluster
 from slipstream.errors import SlipstreamError
+from slipstream.verbs.walls import RunTime
 from slipstream_bench import datasets
 from slipstream_bench.datasets import TrainingRuns, TrainingSteps, TrainingTimes
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
-from slipstream_bench.systems.scale.training_run import Pace, Run
+from slipstream_bench.systems.scale.training_run import Pace
 
 _MEDIAN, _WORST, _FOUR = 15.0, 30.0, 15.0
 
@@ -136,14 +137,14 @@ def _said(errors: dict[str, float]) -> str:
     return "; ".join(f"{name} {error:+.1f}" for name, error in errors.items())
 
 
-def logged(run: TrainingSteps) -> Run:
+def logged(run: TrainingSteps) -> RunTime:
     """Split a logged run into its steps, the first block's surplus, and the time after."""
     if run.step_ms is None:
         raise SlipstreamError(f"the log of {run.system} does not report steps")
     steps_s = run.blocks * run.block_ms / 1e3
     first_s = max(run.first_block_ms - run.block_ms, 0.0) / 1e3
     rest_s = max(run.run_s - steps_s - first_s, 0.0)
-    return Run.of({"steps": steps_s * 1e9}, 1, first_block=first_s * 1e9,
+    return RunTime.of({"steps": steps_s * 1e9}, 1, first_block=first_s * 1e9,
                   evaluation_tail=rest_s * 1e9)  # fmt: skip
 
 
@@ -153,7 +154,7 @@ def _error(times: TrainingTimes, target: Target, *, hosts: bool) -> float:
     return 100 * (predicted / runs_of(times, target.benchmark, target.system).olympic_mean_s - 1)
 
 
-def predicted_run(times: TrainingTimes, target: Target, *, hosts: bool) -> Run:
+def predicted_run(times: TrainingTimes, target: Target, *, hosts: bool) -> RunTime:
     """Predict a run from one logged run of the same model.
 
     Args:
@@ -185,7 +186,7 @@ def predicted_run(times: TrainingTimes, target: Target, *, hosts: bool) -> Run:
             "evaluation": each * evaluations,
             "first_block": logged(target_run).parts["first block"],
         }
-    return Run.of(step, blocks * in_block, **host)
+    return RunTime.of(step, blocks * in_block, **host)
 
 
 def _olympic(values: tuple[int, ...]) -> float:

@@ -1,14 +1,10 @@
-"""A whole training run from one measured step: the parts of its time, on any number of chips.
+"""The steps of a training run on any number of chips, from one measured step.
 
-A run consists of blocks of steps, each followed by an evaluation. Before the first one a program is
-compiled, after the last one hosts may still compute a metric. The steps are predicted: a chip's
-time per sample from one measured step, the all-reduce from the cluster. The number of steps depends
-on convergence and is an input; the time of hosts is an input too, or left out.
+A chip's time per sample is that of the measured step, the all-reduce that of the cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slipstream.cluster.cluster import Cluster
@@ -68,41 +64,6 @@ class Pace:
             "compute": compute,
             "all-reduce": _all_reduce_ns(cluster, self.gradient_bytes),
         }
-
-
-@dataclass(frozen=True)
-class Run:
-    """Parts of a run's time.
-
-    Attributes:
-        parts: nanoseconds by name: the parts of its steps, ``first block`` (its surplus over the
-            others), ``evaluation tail`` (after the last step), and other inputs.
-    """
-
-    parts: Mapping[str, float]
-
-    @classmethod
-    def of(cls, step: Mapping[str, float], steps: float, **host_ns: float) -> Run:
-        """Return a run of `steps` steps and the time of hosts, with ``_`` for spaces in its names.
-
-        Raises:
-            InvalidArgumentError: a part is negative or not a number.
-        """
-        parts = {name: ns * steps for name, ns in step.items()}
-        parts |= {name.replace("_", " "): ns for name, ns in host_ns.items()}
-        for name, ns in parts.items():
-            if not 0.0 <= ns < float("inf"):
-                raise InvalidArgumentError(name, f"{ns} is not a time")
-        return cls(parts)
-
-    @property
-    def total_ns(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def wall(self) -> str:
-        """Name of the largest part."""
-        return max(self.parts, key=lambda name: self.parts[name])
 
 
 def _all_reduce_ns(cluster: Cluster, nbytes: float) -> float:

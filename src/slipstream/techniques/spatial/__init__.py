@@ -1,0 +1,1 @@
+"""Spatial partitioning of convolutions, batch-norm groups, evaluation and input on many hosts."""
