@@ -11,11 +11,13 @@ import pytest
 
 from slipstream.durations import Durations
 from slipstream.graph import Graph
+from slipstream.graph.layers import module_layers
 from slipstream.technique import Quality, QualityKind, parse
 from slipstream.verbs import advising
 from slipstream.verbs.advising import Advice, advise
 from slipstream.verbs.checking import Check
 from slipstream.verbs.goals import Goal
+from slipstream.verbs.request import Request
 from slipstream.verbs.results import Predicted, Refused
 from slipstream.verbs.speedup_bounds import SpeedupBound
 from slipstream.workload import Workload
@@ -204,6 +206,21 @@ def test_techniques_not_timed_that_could_be_better_are_named_first(graph: Graph)
     assert "1 more was not timed, and cannot be better" in notes
     assert not any("there was no time" in note for note in notes)
     assert {"technique": "fusion", "speedup_at_most": 1.8} in found.to_json()["not_timed"]
+
+
+def test_architecture_search_is_named_if_layers_take_most_of_the_time(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advising, "request_of", lambda graph: Request("net.py:make"))
+    share = sum(graph.task(t).duration_ns for m in module_layers(graph) for t in m.tasks)
+    share /= graph.tasks.duration_ns.sum()
+    found = Advice((), frozenset(), None)
+    workload: Any = object()
+    note = "`slipstream nas space net.py:make`"
+    monkeypatch.setattr(advising, "_MOSTLY", 0.9 * share)
+    assert any(note in line for line in found.table(graph, workload).notes)
+    monkeypatch.setattr(advising, "_MOSTLY", 1.1 * share)
+    assert not any(note in line for line in found.table(graph, workload).notes)
 
 
 def test_techniques_that_do_not_apply_are_only_counted_by_default(graph: Graph) -> None:

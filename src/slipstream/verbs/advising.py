@@ -17,6 +17,7 @@ from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import WorkloadError
 from slipstream.graph import Graph, need_graph
+from slipstream.graph.layers import module_layers
 from slipstream.tables import Table
 from slipstream.technique import QualityKind, Technique
 from slipstream.units import format_percent
@@ -31,7 +32,7 @@ from slipstream.verbs.deadline import (
 )
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.predicting import Folded, predict
-from slipstream.verbs.request import command_for
+from slipstream.verbs.request import command_for, request_of
 from slipstream.verbs.results import (
     DRAWN,
     PARETO_NOTE,
@@ -48,6 +49,7 @@ from slipstream.verbs.results import (
 )
 from slipstream.verbs.speedup_bounds import SpeedupBound, first_look, format_bound
 from slipstream.workload import Workload
+from slipstream.workload.recipe import names_function
 
 # Minimum share of time or memory that a part of a combination saves alone.
 _USEFUL = 0.01
@@ -55,6 +57,8 @@ _USEFUL = 0.01
 _MAX_RATIO = 2.0
 # Minimum improvement of a combination over a smaller one.
 _WORTH_A_PART = 0.01
+# Minimum share of the time in layers that architecture search could narrow to mention it.
+_MOSTLY = 0.5
 _BEAM = 6
 _MAX_PARTS = 3
 # Time limits of measuring further operators for combinations, without and with a deadline.
@@ -167,6 +171,7 @@ class Advice:
             f"{self.seen:,} of {self.combinations:,} combinations of useful techniques predicted"
             if self.combinations
             else "",
+            "" if workload is None else _narrower(graph),
             self._next(graph, by_hand),
         )
         table = prediction_table(
@@ -283,6 +288,19 @@ class Advice:
         if not reasons:
             return ""
         return f"{best.technique} is first: the largest gain that {' and '.join(reasons)}"
+
+
+def _narrower(graph: Graph) -> str:
+    """Mention architecture search if layers that can be narrower take most of the step."""
+    request = request_of(graph)
+    tasks = [task for layer in module_layers(graph) for task in layer.tasks]
+    share = graph.tasks.duration_ns[tasks].sum() / max(1, graph.tasks.duration_ns.sum())
+    if share < _MOSTLY or request is None or not names_function(request.target):
+        return ""
+    return (
+        f"{share:.0%} of the time is in convolutions and linear layers; `slipstream nas space "
+        f"{request.target}` lists those that could be narrower, for a model that is trained again"
+    )
 
 
 def advise(
