@@ -57,12 +57,13 @@ def calls_of(net: Supernet, config: Mapping[str, int]) -> Iterator[Call]:
         value = node.meta.get("val")
         tensors = value if isinstance(value, (list, tuple)) else (value,)
         if subnet.runs(node) and any(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            call = _call(subnet, node)
+            call = call_of(subnet, node)
             if call is not None and not is_view(call) and op_name(node) != "dropout":
                 yield call
 
 
-def _call(subnet: Subnet, node: Node) -> Call | None:
+def call_of(subnet: Subnet, node: Node) -> Call | None:
+    """Return the operator call of a node in a sub-network; None if it calls no operator."""
     target, args, kwargs = subnet.call(node)
     schema = getattr(target, "_schema", None)
     if schema is None:
