@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -77,10 +78,26 @@ def test_phases_move_what_the_algorithm_moves(kind: str, n: int) -> None:
         least = {
             "all_reduce": 2 * (n - 1), "reduce_scatter": n - 1, "all_gather": n - 1,
             "broadcast": n - 1, "all_to_all": n - 1, "p2p": 1, "halo": 2 * (n - 1),
+            "reshard": 1 - 2 / math.lcm(n, 2),
         }[kind]  # fmt: skip
         assert total >= least - 1e-9, algo
-        if algo in ("ring", "line", "ring2", "tree"):
+        if algo in ("ring", "line", "ring2", "tree", "dealt"):
             assert total == pytest.approx(least), algo
+
+
+@pytest.mark.parametrize(("n", "receivers"), [(1, 4), (4, 1), (4, 2), (2, 6), (6, 4)])
+def test_a_reshard_moves_the_rows_that_change_devices(n: int, receivers: int) -> None:
+    rows, cluster = 24, Cluster("star", star(8, LINK))
+    collective = Collective("reshard", rows, Group.of(range(n)), servers=tuple(range(receivers)))
+    cost = cluster.cost(collective)
+    sent = [sum(row % n == rank != row % receivers for row in range(rows)) for rank in range(n)]
+    received = [
+        sum(row % receivers == rank != row % n for row in range(rows)) for rank in range(receivers)
+    ]
+    assert cost.bytes_per_rank == pytest.approx(max(sent))
+    assert cost.link_bytes.max() == pytest.approx(max(sent + received))
+    with pytest.raises(InvalidArgumentError, match="needs receivers"):
+        cluster.cost(Collective("reshard", rows, Group.of(range(n))))
 
 
 @pytest.mark.parametrize(("n", "longer"), [(2, 3 / 2), (4, 7 / 6), (8, 15 / 14)])

@@ -152,3 +152,6 @@ def test_invalid_orders_and_placements_are_refused() -> None:
         Placement((Part("a", (), first, 4), Part("b", ("x",), second, 3)), order)
     placement = Placement((Part("a", (), first, 4), Part("b", ("x",), second, 4)), order)
     assert (placement.ranks, placement.samples) == (2, 8)
+    both = Mesh(np.array([0, 1]), ("layer",))
+    nested = Placement((Part("a", (), both, 4), Part("b", ("x",), first, 8)), ORDERS["gpipe"](2, 1))
+    assert (nested.ranks, nested.samples) == (2, 8)

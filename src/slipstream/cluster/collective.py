@@ -10,8 +10,10 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 
 KINDS = (
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "p2p", "halo",
+    "reshard",
 )  # fmt: skip
-"""Names as in torch.distributed. `halo`: each rank to both neighbours in a line."""
+"""Names as in torch.distributed. `halo`: each rank to both neighbours in a line. `reshard`: rows
+that are dealt out in turn to the group are dealt out to `servers` instead."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Collective:
         kind: one of `KINDS`.
         nbytes: S, as torch counts: size of the tensor on every rank (all_reduce, broadcast, p2p),
             of one message (halo), or of the whole tensor that a rank scatters, gathers or
-            exchanges.
+            exchanges, or whose rows are dealt out (reshard).
         group: the participants; None for all devices (of the cluster, or of its job).
         algo: ``"auto"`` is the cheapest by closed form. Otherwise one of `patterns.ALGORITHMS`:
             ``"ring"``, ``"tree"``, ``"halving_doubling"``, ..., or one per dimension of the group,
@@ -30,7 +32,8 @@ class Collective:
         chunks: pieces of a pipelined tree; with more, the first piece arrives earlier.
         priority: priority of its transfers; smaller goes first, strictly.
         weight: share of its transfers when they compete.
-        servers: devices that hold the shards of a parameter server (``algo="ps"``).
+        servers: devices that hold the shards of a parameter server (``algo="ps"``), or that
+            receive (reshard); those of the smaller set are the first ones of the larger set.
     """
 
     kind: str

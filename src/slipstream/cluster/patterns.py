@@ -258,6 +258,24 @@ def _halo(n: int) -> list[Phase]:
     return [Phase(src, dst, np.ones(src.size), 1)]
 
 
+def _reshard(n: int, receivers: int) -> list[Phase]:
+    """Send rows r, r + n, ... of each rank r to the ranks that have them among the receivers.
+
+    Rank r is also receiver r.
+    """
+    if receivers == 0:
+        raise InvalidArgumentError("servers", "is empty; a reshard needs receivers")
+    period = np.arange(math.lcm(n, receivers))
+    src, dst = period % n, period % receivers
+    moved = src != dst
+    src, dst = src[moved], dst[moved]
+    if not src.size:
+        return []
+    messages = max(np.bincount(src).max(), np.bincount(dst).max())
+    share = 1.0 / period.size
+    return [Phase(src, n + dst, np.full(src.size, share), int(messages), piece=share)]
+
+
 _BY_DIMENSIONS = ("all_reduce", "reduce_scatter", "all_gather")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("ring", "ring2", "line", "halving_doubling", "tree", "ps", "in_network"),
@@ -267,6 +285,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "all_to_all": ("pairwise",),
     "p2p": ("direct",),
     "halo": ("neighbours",),
+    "reshard": ("dealt",),
 }
 """Algorithms by kind. ``ring2`` uses both directions, ``line`` no cable from the last to the first;
 the first three can also be combined by dimension, as in ``line*ring2``. ``gloo`` is that library's
@@ -299,7 +318,7 @@ def phases(
         raise UnknownNameError(f"{kind} algorithm", algo, ALGORITHMS[kind])
     if kind == "p2p" and n != 2:
         raise InvalidArgumentError("group", f"p2p is between 2 devices, not {n}")
-    if n == 1 and algo != "ps":
+    if n == 1 and algo not in ("ps", "dealt"):
         return ()
     if algo == "in_network":
         raise InvalidArgumentError("algo", "in_network has no phases without a network")
@@ -322,6 +341,8 @@ def phases(
         sequence = _pairwise(n)
     elif algo == "neighbours":
         sequence = _halo(n)
+    elif algo == "dealt":
+        sequence = _reshard(n, servers)
     else:
         first = np.array([0])
         sequence = [Phase(first, first + 1, np.ones(1), 1)]

@@ -36,13 +36,15 @@ class Part:
 class Placement:
     """Parts of a step on ranks, and the order in which each runs its micro-batches.
 
+    With one micro-batch, which parts process one after the other, they may share devices.
+
     Attributes:
         parts: in order of the forward pass.
         order: a row of slots for each part.
 
     Raises:
-        InvalidArgumentError: the order is for another number of parts, a device is in two parts, or
-            parts process different numbers of samples.
+        InvalidArgumentError: the order is for another number of parts, a device is in two parts of
+            several micro-batches, or parts process different numbers of samples.
     """
 
     parts: tuple[Part, ...]
@@ -56,7 +58,7 @@ class Placement:
         owner: dict[int, Part] = {}
         for part in self.parts:
             for device in part.devices:
-                if device in owner:
+                if device in owner and self.order.micro_batches > 1:
                     raise InvalidArgumentError(
                         "parts", f"device {device} is in '{owner[device].name}' and '{part.name}'"
                     )
@@ -79,4 +81,4 @@ class Placement:
 
     @property
     def ranks(self) -> int:
-        return sum(len(part.devices) for part in self.parts)
+        return len({device for part in self.parts for device in part.devices})

@@ -62,8 +62,8 @@ def place(
         weight_copies: by part, how many versions of its parameters it holds; one by default.
 
     Raises:
-        InvalidArgumentError: the step cannot be cut there, a part has several devices, or `micro`
-            is missing.
+        InvalidArgumentError: the step cannot be cut there, a part has several devices, parts share
+            one, or `micro` is missing.
         GraphError: `micro` has other tasks than `graph`.
     """
     if placement.order.micro_batches == 1:
@@ -77,6 +77,8 @@ def place(
             raise InvalidArgumentError(
                 "parts", f"'{part.name}' has {len(part.devices)} devices", remedy="pass one device"
             )
+    if placement.ranks != len(placement.parts):
+        raise InvalidArgumentError("parts", "some share a device", remedy="pass separate devices")
     if len(placement.parts) == 1 and micro is graph:
         return graph
     modules = [module for part in placement.parts[1:] for module in part.modules[:1]]
