@@ -102,7 +102,9 @@ def test_frozen_layers_stay_in_evaluation_mode_and_get_no_gradients(
 ) -> None:
     # The frozen layers are the first stage.
     times = [9.0, *[1.0] * 12]
-    monkeypatch.setattr("slipstream.techniques.pipeline.stages._times", lambda layers, x: times)
+    monkeypatch.setattr(
+        "slipstream.techniques.pipeline.stages.layer_times", lambda layers, x: times
+    )
     answers = run_ranks(3, functools.partial(run_partly_frozen, Pipeline(3, 5, schedule)))
     built = build_from(partly_frozen(), (), 0, "test")
     losses = [float(built.step()) for _ in range(STEPS)]
@@ -183,7 +185,7 @@ def test_asynchronous_stages_use_the_versions_of_the_order(
 ) -> None:
     # Equal times give the same cut in every run.
     module = "slipstream.techniques.pipeline.stages"
-    monkeypatch.setattr(f"{module}._times", lambda layers, x: [1.0] * len(layers))
+    monkeypatch.setattr(f"{module}.layer_times", lambda layers, x: [1.0] * len(layers))
     technique = Pipeline(stages, micro_batches, schedule)
     answers = run_technique(technique)
     order = technique.order

@@ -7,11 +7,10 @@ the backward pass into gradients of inputs and of weights is torch's.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,14 +21,19 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from slipstream.cluster.orders import Action, Order, Slot
 from slipstream.errors import CommunicationError, WorkloadError
 from slipstream.ranks.launch import RANK_TIMEOUT_S
-from slipstream.units import with_article
+from slipstream.techniques.distributed.chains import (
+    LayerMessage,
+    chain,
+    layer_messages,
+    layer_times,
+    shared_batch,
+)
 from slipstream.workload import BuiltWorkload
 
 # Receives that are posted before they are used, in each direction.
 _POSTED = 2
 # Steps whose sends may be pending.
 _PENDING_STEPS = 3
-_TIMED_RUNS = 3
 # Tags repeat after this many micro-batches, far more than are in transit.
 _TAGS = 1 << 20
 _FORWARD, _BACKWARD, _LOSS = 1, 2, 3
@@ -48,17 +52,8 @@ def run_as_stage(built: BuiltWorkload, order: Order, *, stash: bool) -> None:
         WorkloadError: the model is not a chain of layers, the batch is not a pair of tensors, or it
             does not make equal micro-batches.
     """
-    layers = list(_chain(built.model))
-    parts = built.batch if isinstance(built.batch, (tuple, list)) else ()
-    rows = [len(part) for part in parts if isinstance(part, torch.Tensor) and part.dim()]
-    if built.loss is None or (len(parts), len(rows), len(set(rows))) != (2, 2, 1):
-        raise WorkloadError(
-            "pipeline needs a loss, and a batch of two tensors: inputs and a target for each",
-            remedy="return (model, (inputs, targets), loss, optimizer)",
-        )
-    inputs, targets = (part.detach().contiguous() for part in parts)
-    for part in (inputs, targets):
-        dist.broadcast(part, 0)
+    layers = [layer for _, layer in chain(built.model, "pipeline")]
+    inputs, targets = shared_batch(built, "pipeline")
     if len(inputs) % order.micro_batches or len(layers) < order.stages:
         raise WorkloadError(
             f"{len(inputs)} samples and {len(layers)} layers do not make {order.micro_batches} "
@@ -66,7 +61,7 @@ def run_as_stage(built: BuiltWorkload, order: Order, *, stash: bool) -> None:
             remedy="use fewer micro-batches or stages",
         )
     xs, ys = (part.chunk(order.micro_batches) for part in (inputs, targets))
-    messages = _messages(layers, xs[0])
+    messages = layer_messages(layers, xs[0])
     starts = _starts(layers, xs[0], order.stages)
     rank = dist.get_rank()
     stage = nn.Sequential(*layers[starts[rank] : starts[rank + 1]])
@@ -94,55 +89,13 @@ def run_as_stage(built: BuiltWorkload, order: Order, *, stash: bool) -> None:
     built.samples = each + (rank < remainder)
 
 
-def _chain(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of nested ``nn.Sequential`` containers, in order."""
-    if type(model) is not nn.Sequential:
-        raise WorkloadError(
-            f"pipeline runs chains of layers, but the model is {type(model).__name__}",
-            remedy="wrap its layers in nn.Sequential, or split it with "
-            "torch.distributed.pipelining.pipeline",
-        )
-    hooks = (model._forward_pre_hooks, model._forward_hooks, model._backward_hooks)
-    if "forward" in vars(model) or model._compiled_call_impl is not None or any(hooks):
-        raise WorkloadError(
-            "pipeline runs the layers separately, which would skip the hooks, autocast or "
-            "compilation of their container",
-            remedy="run pipeline without amp, compile and other techniques for the whole model",
-        )
-    for layer in model:
-        if type(layer) is nn.Sequential:
-            yield from _chain(layer)
-        else:
-            yield layer
-
-
 def _starts(layers: Sequence[nn.Module], x: torch.Tensor, stages: int) -> list[int]:
     """Return the first layer of every stage, then the number of layers; equal on all ranks."""
     starts = torch.zeros(stages + 1, dtype=torch.int64)
     if dist.get_rank() == 0:
-        starts[:] = torch.tensor(_divide(_times(layers, x), stages))
+        starts[:] = torch.tensor(_divide(layer_times(layers, x), stages))
     dist.broadcast(starts, 0)
     return [int(start) for start in starts]
-
-
-def _times(layers: Sequence[nn.Module], x: torch.Tensor) -> list[float]:
-    """Return the seconds of forward and backward pass of each layer."""
-    best = [float("inf")] * len(layers)
-    states = [{name: b.clone() for name, b in layer.named_buffers()} for layer in layers]
-    for _ in range(_TIMED_RUNS):
-        value = x
-        for number, layer in enumerate(layers):
-            began = time.perf_counter()
-            leaf = value.detach().requires_grad_(value.is_floating_point())
-            value = layer(leaf)
-            sources = [t for t in (leaf, *layer.parameters()) if t.requires_grad]
-            if sources:
-                torch.autograd.grad(value.sum(), sources, allow_unused=True)
-            best[number] = min(best[number], time.perf_counter() - began)
-    for layer, state in zip(layers, states, strict=True):
-        for name, buffer in layer.named_buffers():
-            buffer.copy_(state[name])
-    return best
 
 
 def _divide(times: Sequence[float], stages: int) -> list[int]:
@@ -160,46 +113,13 @@ def _divide(times: Sequence[float], stages: int) -> list[int]:
     return best[count][1]
 
 
-class _Message(NamedTuple):
-    """Output of a layer for a micro-batch, and whether its gradient is computed."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    trains: bool
-
-
-def _messages(layers: Sequence[nn.Module], x: torch.Tensor) -> list[_Message]:
-    """Return what follows each layer.
-
-    Raises:
-        WorkloadError: a layer returns something other than a tensor.
-    """
-    messages, trains = [], False
-    modes = [(module, module.training) for layer in layers for module in layer.modules()]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        value = x
-        for number, layer in enumerate(layers):
-            value = layer.eval()(value)
-            if not isinstance(value, torch.Tensor):
-                raise WorkloadError(
-                    f"layer {number} ({type(layer).__name__}) returns "
-                    f"{with_article(type(value).__name__)}, but stages exchange tensors",
-                    remedy="wrap it in a module that returns a tensor",
-                )
-            trains |= any(parameter.requires_grad for parameter in layer.parameters())
-            messages.append(_Message(value.shape, value.dtype, trains))
-    for module, mode in modes:
-        module.training = mode
-    return messages
-
-
 class Stage:
     """One stage, which runs the slots of its order, one optimizer step at a time."""
 
     def __init__(
         self, module: nn.Module, loss: Any, optimizer: Any, order: Order,
         inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor],
-        messages: Sequence[_Message], *, stash: bool,
+        messages: Sequence[LayerMessage], *, stash: bool,
     ) -> None:  # fmt: skip
         self.rank, self.stages = dist.get_rank(), order.stages
         self.module, self.loss, self.optimizer, self.order = module, loss, optimizer, order
