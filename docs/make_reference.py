@@ -42,6 +42,7 @@ MODULES = (
     "slipstream.search",
     "slipstream.hardware",
     "slipstream.nas",
+    "slipstream.nas.codesign",
     "slipstream.engines.storage",
     "slipstream.ship",
     "slipstream.ship.stability",

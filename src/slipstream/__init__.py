@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.engines import storage
     from slipstream.graph import Graph, load
+    from slipstream.nas import codesign
     from slipstream.report import write_report
     from slipstream.search import Space, study
     from slipstream.ship import stability, xray
@@ -81,6 +82,7 @@ _HOMES = {
 }
 _PACKAGES = {
     "cluster": "slipstream.cluster",
+    "codesign": "slipstream.nas.codesign",
     "data": "slipstream.data",
     "distributed": "slipstream.techniques.distributed",
     "embedding": "slipstream.techniques.embedding",
@@ -121,6 +123,7 @@ __all__ = [
     "apply",
     "batch_model",
     "cluster",
+    "codesign",
     "data",
     "diff",
     "distributed",

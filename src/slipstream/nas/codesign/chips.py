@@ -1,0 +1,221 @@
+"""Spaces of chips: the cost of a network on each of them, from `slipstream.hardware.mapping`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.arguments import as_integer
+from slipstream.cluster.quantity import Quantity
+from slipstream.errors import InvalidArgumentError
+from slipstream.hardware import Accelerator, Chips, LayerShape
+from slipstream.hardware.accelerator import read_table
+from slipstream.hardware.layers import OPERANDS
+from slipstream.hardware.mapping import best_cost, cost
+from slipstream.hardware.space import SPACE, chips_of
+from slipstream.nas.codesign.layers import NetworkLayer, network_layers
+from slipstream.nas.supernet import Supernet
+from slipstream.schema import read
+from slipstream.tables import Field, Table
+from slipstream.units import format_duration
+
+_Numbers = NDArray[np.float64]
+# Memory for the costs of layers on all chips.
+_CACHE_BYTES = 256 << 20
+
+
+class ChipSpace:
+    """Chips that differ from a base in the values of some attributes.
+
+    Costs are those of dense front ends: a scheduler that skips zeros is not simulated.
+
+    Args:
+        base: the chip that has all other attributes, and that results are compared with.
+        values: values by attribute of `Chips`, such as ``{"rows": (2, 4)}``; by default 50,000
+            chips of all sizes.
+        item_bytes: bytes per value of activations and weights.
+        batch: samples per inference.
+
+    Attributes:
+        chips: the chips as columns.
+
+    Raises:
+        UnknownNameError: an attribute is unknown.
+        InvalidArgumentError: a value is invalid, or there are over 10 million chips.
+    """
+
+    metrics: Mapping[str, str] = {"time": "ms", "energy": "mJ", "area": "mm2"}
+    """Metrics with their units."""
+
+    def __init__(
+        self,
+        base: Accelerator,
+        values: Mapping[str, Sequence[float]] = SPACE,
+        *,
+        item_bytes: int = 1,
+        batch: int = 1,
+    ) -> None:
+        self.base, self.values = base, {name: tuple(values[name]) for name in values}
+        self.item_bytes = as_integer("item_bytes", item_bytes)
+        self.batch = as_integer("batch", batch)
+        self.chips = chips_of(base, self.values)
+        for name, options in self.values.items():
+            for value in options:
+                _changed(base, {name: value})
+        self._arrays = self.chips.arrays()
+        self._costs: dict[Any, tuple[_Numbers, _Numbers]] = {}
+
+    @classmethod
+    def load(cls, name: str | Path) -> ChipSpace:
+        """Read a TOML file: an accelerator with ``item_bytes``, ``batch`` and a table ``space``.
+
+        The name of a shipped chip stands for that chip with the default values.
+
+        Raises:
+            SlipstreamError: it cannot be read, or a value is invalid; names the place.
+        """
+        table, stem = read_table(name)
+        settings = {key: table.pop(key) for key in ("item_bytes", "batch") if key in table}
+        kind = Mapping[str, Sequence[float]]
+        values: Any = read(kind, table.pop("space", dict(SPACE)), "space", {})
+        return cls(Accelerator.of(table, stem), values, **settings)
+
+    def __len__(self) -> int:
+        return len(self.chips.rows)
+
+    def chip(self, point: int) -> Accelerator:
+        """Return the description of a chip."""
+        return _changed(self.base, self.at(point))
+
+    def at(self, point: int) -> dict[str, float]:
+        """Return the values of a chip by attribute."""
+        return {name: float(getattr(self.chips, name)[point]) for name in self.values}
+
+    def point(self, values: Mapping[str, float]) -> int:
+        """Return the number of the chip with these values."""
+        places = [options.index(values[name]) for name, options in self.values.items()]
+        return int(np.ravel_multi_index(places, [len(o) for o in self.values.values()]))
+
+    def costs(self, net: Supernet, config: Mapping[str, int]) -> dict[str, _Numbers]:
+        """Return time (ms), energy (mJ) and area (mm2) of a sub-network, float64 [chips].
+
+        Raises:
+            WorkloadError: an operator cannot run on an accelerator.
+        """
+        return self.costs_of(network_layers(net, config, batch=self.batch))
+
+    def costs_of(self, layers: Sequence[NetworkLayer]) -> dict[str, _Numbers]:
+        """Return time (ms), energy (mJ) and area (mm2) of a network's layers, float64 [chips]."""
+        time, energy = np.zeros(len(self)), np.zeros(len(self))
+        for key, times in Counter(layer.key for layer in layers).items():
+            if key not in self._costs:
+                while len(self._costs) * 16 * len(self) > _CACHE_BYTES:
+                    del self._costs[next(iter(self._costs))]
+                self._costs[key] = _layer_costs(key, self.chips, self._arrays, self.item_bytes)
+            own_time, own_energy = self._costs[key]
+            time += times * own_time
+            energy += times * own_energy
+        return {"time": time / 1e6, "energy": energy / 1e9, "area": self.chips.area_mm2}
+
+    def baseline(self, net: Supernet, config: Mapping[str, int]) -> dict[str, float]:
+        """Return the costs of a sub-network on the base chip."""
+        alone = ChipSpace(self.base, {"tiles": (self.base.array.tiles,)},
+                          item_bytes=self.item_bytes, batch=self.batch)  # fmt: skip
+        return {name: float(column[0]) for name, column in alone.costs(net, config).items()}
+
+    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> tuple[Table, Table]:
+        """Return what bounds each layer on a chip, and what the next values of its attributes do.
+
+        The second table is exact: it compares neighbours in the space.
+        """
+        layers = network_layers(net, config, batch=self.batch)
+        chip = Chips(*(column[point : point + 1] for column in vars(self.chips).values()))
+        rows = [_explained(layer, chip, self.item_bytes) for layer in layers]
+        total = sum(row["time_ns"] for row in rows)
+        energy = sum(row["energy_pj"] for row in rows)
+        fields = [
+            Field[dict[str, Any]].of("layer", lambda row: row["name"]),
+            Field[dict[str, Any]].number("MACs", lambda row: f"{row['macs']:,}"),
+            Field[dict[str, Any]].number("time", lambda row: format_duration(row["time_ns"])),
+            Field[dict[str, Any]].number("share", lambda row: f"{row['time_ns'] / total:.0%}"),
+            Field[dict[str, Any]].number("energy", lambda row: f"{row['energy_pj'] / energy:.0%}"),
+            Field[dict[str, Any]].number("array used", lambda row: f"{row['used']:.0%}"),
+            Field[dict[str, Any]].of("bound by", lambda row: row["bound"]),
+        ]
+        title = ", ".join(f"{name} {value:g}" for name, value in self.at(point).items())
+        first = Table.of(rows, fields, title)
+        costs, here = self.costs_of(layers), self.at(point)
+        changes = []
+        for name, options in self.values.items():
+            place = options.index(here[name])
+            for other in (options[place - 1] if place else None, *options[place + 1 : place + 2]):
+                if other is not None:
+                    new = self.point({**here, name: other})
+                    ratio = {m: c[new] / c[point] - 1 if c[point] else 0 for m, c in costs.items()}
+                    changes.append({"change": f"{name} {here[name]:g} to {other:g}", **ratio})
+        steps = [
+            Field[dict[str, Any]].of("change", lambda row: row["change"]),
+            *(
+                Field[dict[str, Any]].number(metric, lambda row, m=metric: f"{row[m]:+.1%}")  # type: ignore[misc]
+                for metric in self.metrics
+            ),
+        ]
+        return first, Table.of(changes, steps, "one step of one attribute")
+
+
+def _layer_costs(
+    key: Any, chips: Chips, arrays: tuple[Chips, NDArray[np.int64]], item_bytes: int
+) -> tuple[_Numbers, _Numbers]:
+    """Return time (ns) and energy (pJ) of a layer, float64 [chips]."""
+    first, second = key
+    if isinstance(first, LayerShape):
+        return best_cost(first, second, chips, arrays, item_bytes)
+    moved = second * item_bytes
+    compute = first / chips.vector_lanes / chips.clock_hz
+    time = np.maximum(compute, moved / chips.dram_bytes_per_s) * 1e9
+    return time, first * chips.mac + moved * (chips.onchip_per_byte + chips.dram_per_byte)
+
+
+def _explained(layer: NetworkLayer, chip: Chips, item_bytes: int) -> dict[str, Any]:
+    time, energy = (float(c[0]) for c in _layer_costs(layer.key, chip, chip.arrays(), item_bytes))
+    row = {"name": layer.name, "macs": 0, "time_ns": time, "energy_pj": energy, "used": 0.0}
+    if layer.product is None:
+        compute = layer.operations / float(chip.vector_lanes[0] * chip.clock_hz[0])
+        return {**row, "bound": "vector unit" if compute * 1e9 >= time else "DRAM"}
+    shape, which = layer.product
+    cycles = min(
+        float(cost(shape, which, chip, item_bytes=item_bytes, operand=operand).cycles[0])
+        for operand in OPERANDS[which]
+    )
+    used = shape.macs / (float(chip.macs[0]) * max(time / 1e9 * float(chip.clock_hz[0]), 1.0))
+    bound = "array" if cycles / float(chip.clock_hz[0]) * 1e9 >= time * (1 - 1e-9) else "DRAM"
+    return {**row, "macs": shape.macs, "used": used, "bound": bound}
+
+
+def _changed(base: Accelerator, values: Mapping[str, float]) -> Accelerator:
+    """Return a chip with other values by attribute of `Chips`."""
+    chip = base
+    own = {"mac_mm2": "mac", "onchip_mm2_per_byte": "onchip_per_byte",
+           "dram_mm2_per_byte_per_s": "dram_per_byte_per_s"}  # fmt: skip
+    for name, value in values.items():
+        if hasattr(chip.array, name):
+            if value != int(value):
+                raise InvalidArgumentError(f"space.{name}", f"{value:g} is not an integer")
+            chip = replace(chip, array=replace(chip.array, **{name: int(value)}))
+        elif name == "vector_lanes":
+            chip = replace(chip, vector_lanes=int(value))
+        elif name == "clock_hz":
+            chip = replace(chip, clock_hz=Quantity(value))
+        elif name in own:
+            chip = replace(chip, area=replace(chip.area, **{own[name]: Quantity(value)}))
+        else:
+            part = "memory" if hasattr(chip.memory, name) else "energy"
+            inner = replace(getattr(chip, part), **{name: Quantity(value)})
+            chip = replace(chip, **{part: inner})
+    return chip

@@ -1,0 +1,173 @@
+"""Hardware that can be measured: threads, dtype and batch of inference on this processor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipstream.arguments import as_integer
+from slipstream.durations import Durations, TimingRequest, usable_cores
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from slipstream.graph import Call
+from slipstream.graph.traffic import is_view
+from slipstream.nas.codesign.layers import BatchSubnet
+from slipstream.nas.latency import call_of
+from slipstream.nas.supernet import Supernet
+from slipstream.nas.trace import op_name, owner_of
+from slipstream.tables import Field, Table
+from slipstream.units import format_duration
+
+_DTYPES = ("float32", "bfloat16")
+
+
+class ProcessorSpace:
+    """Settings of inference on this processor.
+
+    The time of a network is the sum of its operators' durations, which are timed once per shape,
+    dtype and number of threads.
+
+    Args:
+        threads, dtypes, batches: values to choose from; the first of each is the base.
+        durations: cache of timings.
+
+    Raises:
+        InvalidArgumentError: there is no value, or one is less than 1 or more than the cores.
+        UnknownNameError: a dtype is neither float32 nor bfloat16.
+    """
+
+    metrics: Mapping[str, str] = {"time": "ms", "latency": "ms"}
+    """Time per sample and per batch."""
+
+    def __init__(
+        self,
+        threads: Sequence[int] = (1, 2),
+        dtypes: Sequence[str] = _DTYPES,
+        batches: Sequence[int] = (1, 4, 16),
+        *,
+        durations: Durations | None = None,
+    ) -> None:
+        cores = usable_cores()
+        for name, values in (("threads", threads), ("batches", batches)):
+            for value in values:
+                as_integer(name, value)
+        if max(threads, default=0) > cores:
+            raise InvalidArgumentError(
+                "threads", f"{max(threads)} is more than {cores} cores", remedy=f"at most {cores}"
+            )
+        for dtype in dtypes:
+            if dtype not in _DTYPES:
+                raise UnknownNameError("dtype", dtype, _DTYPES)
+        self.values: Mapping[str, tuple[Any, ...]] = {
+            "threads": tuple(threads), "dtype": tuple(dtypes), "batch": tuple(batches)
+        }  # fmt: skip
+        for name, options in self.values.items():
+            if not options:
+                raise InvalidArgumentError(name, "has no values", remedy="for example (1,)")
+        self._points = [
+            dict(zip(self.values, point, strict=True))
+            for point in itertools.product(*self.values.values())
+        ]
+        self._durations = durations or Durations()
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def at(self, point: int) -> dict[str, Any]:
+        """Return threads, dtype and batch of a point."""
+        return self._points[point]
+
+    def point(self, values: Mapping[str, Any]) -> int:
+        """Return the number of the point with these values."""
+        return self._points.index({name: values[name] for name in self.values})
+
+    def costs(self, net: Supernet, config: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
+        """Return time per sample and latency of a batch of a sub-network, in ms, float64 [points].
+
+        Operators without a cached duration are timed first.
+
+        Raises:
+            WorkloadError: an operator cannot be timed alone.
+        """
+        requests = [
+            [request for _, request in self._requests(net, config, point)] for point in self._points
+        ]
+        self._durations.measure(itertools.chain(*requests))
+        latency = np.array([sum(map(self._time_ns, own)) for own in requests]) / 1e6
+        batches = np.array([point["batch"] for point in self._points], float)
+        return {"time": latency / batches, "latency": latency}
+
+    def baseline(self, net: Supernet, config: Mapping[str, int]) -> dict[str, float]:
+        """Return the costs of a sub-network with the first value of each setting."""
+        return {name: float(column[0]) for name, column in self.costs(net, config).items()}
+
+    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> tuple[Table, Table]:
+        """Return the predicted time of each operator, and the time of all other points."""
+        rows = [
+            (name, self._time_ns(request))
+            for name, request in self._requests(net, config, self._points[point])
+        ]
+        total = sum(time for _, time in rows)
+        first = Table.of(rows, [
+            Field[tuple[str, float]].of("operator", lambda row: row[0]),
+            Field[tuple[str, float]].number("time", lambda row: format_duration(row[1])),
+            Field[tuple[str, float]].number("share", lambda row: f"{row[1] / total:.0%}"),
+        ], ", ".join(f"{name} {value}" for name, value in self.at(point).items()))  # fmt: skip
+        costs = self.costs(net, config)
+        fields = [
+            *(Field[int].number(name, lambda n, name=name: str(self._points[n][name]))  # type: ignore[misc]
+              for name in self.values),
+            *(Field[int].number(m, lambda n, c=c: format_duration(c[n] * 1e6))  # type: ignore[misc]
+              for m, c in costs.items()),
+        ]  # fmt: skip
+        return first, Table.of(range(len(self)), fields, "all settings")
+
+    def runnable(
+        self, net: Supernet, config: Mapping[str, int], point: int
+    ) -> tuple[torch.nn.Module, torch.dtype, int]:
+        """Return the network of a point as a plain module in its dtype, the dtype and the batch."""
+        values = self._points[point]
+        dtype = getattr(torch, values["dtype"])
+        return net.export(config).to(dtype), dtype, values["batch"]
+
+    def _time_ns(self, request: TimingRequest) -> float:
+        timing = self._durations.lookup(request)
+        if timing is None:
+            raise WorkloadError(
+                f"the latency is unknown: '{request.call.name}' cannot be timed alone",
+                remedy="search on chips, or keep the operator out of the network",
+            )
+        return timing.nanoseconds
+
+    def _requests(
+        self, net: Supernet, config: Mapping[str, int], values: Mapping[str, Any]
+    ) -> list[tuple[str, TimingRequest]]:
+        subnet = BatchSubnet(net, config, values["batch"])
+        found = []
+        for node in net.nodes:
+            call = call_of(subnet, node) if subnet.runs(node) else None
+            if (
+                call is not None
+                and call.outputs
+                and not is_view(call)
+                and op_name(node) != "dropout"
+            ):
+                name = f"{owner_of(node)} {op_name(node)}".strip()
+                cast = _cast(call, values["dtype"])
+                found.append((name, TimingRequest(cast, values["threads"], wall=True, warm=True)))
+        return found
+
+
+def _cast(call: Call, dtype: str) -> Call:
+    """Return a call with another floating dtype."""
+
+    def new(old: str) -> str:
+        return dtype if old == "float32" else old
+
+    return call.with_dtypes(
+        [new(spec.dtype) for spec in call.inputs], [new(spec.dtype) for spec in call.outputs]
+    )

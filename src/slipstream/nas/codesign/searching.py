@@ -1,0 +1,347 @@
+"""Search a network together with its hardware, with the package's studies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.fx import GraphModule
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.nas.searching import calibrate
+from slipstream.nas.supernet import Supernet, need_supernet
+from slipstream.provenance import Provenance
+from slipstream.search import Budget, Categorical, Estimator, Space, Study, Trial, Value, study
+from slipstream.search.metrics import SCORED, Limit, parse_limits
+from slipstream.tables import Table
+
+_Numbers = NDArray[np.float64]
+
+
+class HardwareSpace(Protocol):
+    """A finite space of hardware, whose points are numbered from 0.
+
+    Attributes:
+        metrics: metrics that `costs` returns, with their units.
+        values: values of each attribute.
+    """
+
+    metrics: Mapping[str, str]
+    values: Mapping[str, tuple[Any, ...]]
+
+    def costs(self, net: Supernet, config: Mapping[str, int]) -> dict[str, _Numbers]:
+        """Return each metric of a sub-network, float64 [points]."""
+
+    def baseline(self, net: Supernet, config: Mapping[str, int]) -> dict[str, float]:
+        """Return each metric of a sub-network on the base hardware."""
+
+    def at(self, point: int) -> dict[str, Any]:
+        """Return the values of a point by attribute."""
+
+    def point(self, values: Mapping[str, Any]) -> int:
+        """Return the number of the point with these values."""
+
+    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> tuple[Table, Table]:
+        """Return tables of what bounds a sub-network on a point."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A network with the hardware that it runs on.
+
+    Attributes:
+        config: configuration of the supernet.
+        point: number of the hardware in its space.
+        hardware: its values by attribute.
+        score: score of the network.
+        costs: metrics of the hardware space.
+    """
+
+    config: Mapping[str, int]
+    point: int
+    hardware: Mapping[str, Any]
+    score: float
+    costs: Mapping[str, float]
+
+
+class Codesign:
+    """A search over networks and hardware; see `search`.
+
+    Attributes:
+        net, hardware: the two spaces.
+        study: the study that proposes and stores candidates.
+        limits: limits of the costs.
+        exponents: exponent of each cost in the objective of the hardware.
+    """
+
+    def __init__(
+        self,
+        net: Supernet,
+        hardware: HardwareSpace,
+        limits: Sequence[Limit],
+        exponents: Mapping[str, float],
+    ) -> None:
+        self.net, self.hardware = net, hardware
+        self.limits, self.exponents = tuple(limits), dict(exponents)
+        self.study: Study
+        self.trainings = 0
+        self._costs: dict[tuple[int, ...], dict[str, _Numbers]] = {}
+        self._scores: dict[tuple[int, ...], float] = {}
+
+    def run(self, budget: Budget | int) -> Codesign:
+        """Evaluate candidates; a number is that of trials."""
+        self.study.run(budget=Budget(trials=budget) if isinstance(budget, int) else budget)
+        return self
+
+    def best(self) -> Pair | None:
+        """Return the pair with the best objective within all limits; None if there is none."""
+        trial = self.study.best()
+        return None if trial is None else self._pair(trial)
+
+    def pareto(self) -> list[Pair]:
+        """Return the pairs that no other pair beats in score and the minimised costs.
+
+        Every network that was scored is paired with every point of the hardware within the limits.
+        """
+        found: dict[tuple[int, ...], Pair] = {}
+        rows: list[tuple[Pair, NDArray[np.int64]]] = []
+        for trial in self.study.trials:
+            if trial.state in SCORED:
+                pair = self._pair(trial)
+                found.setdefault(tuple(pair.config.values()), pair)
+        points = []
+        for pair in found.values():
+            costs = self._costs_of(pair.config)
+            allowed = np.flatnonzero(_violation(costs, self.limits) == 0)
+            table = np.stack([costs[metric][allowed] for metric in self.exponents], axis=1)
+            kept = _front(table)
+            rows.append((pair, allowed[kept]))
+            points.append(np.column_stack([np.full(len(kept), -pair.score), table[kept]]))
+        if not points:
+            return []
+        owners = [(pair, int(point)) for pair, chosen in rows for point in chosen]
+        best = _front(np.concatenate(points))
+        pairs = [self.pair(owners[n][0].config, owners[n][1], owners[n][0].score) for n in best]
+        return sorted(pairs, key=lambda pair: -pair.score)
+
+    def pair(self, config: Mapping[str, int], point: int, score: float) -> Pair:
+        """Return a network on a point of the hardware with its costs."""
+        costs = self._costs_of(config)
+        own = {metric: float(column[point]) for metric, column in costs.items()}
+        return Pair(dict(config), point, self.hardware.at(point), score, own)
+
+    def best_point(self, config: Mapping[str, int]) -> int:
+        """Return the best hardware for a network: exact, by evaluating every point.
+
+        That is the point within the limits with the smallest product of costs to their exponents,
+        or the one that violates the limits least.
+        """
+        costs = self._costs_of(config)
+        violation = _violation(costs, self.limits)
+        product = _product(costs, self.exponents)
+        return int(np.argmin(np.where(violation == violation.min(), product, np.inf)))
+
+    def export(self, pair: Pair) -> GraphModule:
+        """Return the network of a pair as a plain module with the supernet's weights."""
+        return self.net.export(pair.config)
+
+    def explain(self, pair: Pair) -> tuple[Table, Table]:
+        """Return what bounds each layer, and what one step of each attribute would change."""
+        return self.hardware.explain(self.net, pair.config, pair.point)
+
+    def _costs_of(self, config: Mapping[str, int]) -> dict[str, _Numbers]:
+        key = tuple(config[name] for name in self.net.space.choices)
+        if key not in self._costs:
+            # A candidate is evaluated several times in sequence.
+            self._costs = {key: self.hardware.costs(self.net, config)}
+        return self._costs[key]
+
+    def _pair(self, trial: Trial) -> Pair:
+        config, point = self._split(trial.config)
+        return self.pair(config, point, trial.values["score"])
+
+    def _split(self, values: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+        """Return the network and the point of hardware of a candidate."""
+        config = {name: values[name] for name in self.net.space.choices}
+        if set(self.hardware.values) <= set(values):
+            return config, self.hardware.point(values)
+        return config, self.best_point(config)
+
+
+def search(
+    net: Supernet,
+    score: Callable[[nn.Module], float],
+    hardware: HardwareSpace,
+    *,
+    constraints: Mapping[str, str] | None = None,
+    minimize: Sequence[str] = ("energy",),
+    exponents: Mapping[str, float] | None = None,
+    calibration: Sequence[torch.Tensor] | torch.Tensor = (),
+    algorithm: Literal["nested", "joint"] = "nested",
+    strategy: str = "evolution",
+    seed: int = 0,
+    store: str | Path | None = None,
+    name: str = "codesign",
+) -> Codesign:
+    """Return a search over networks and hardware, to be run with ``.run(trials)``.
+
+    The nested algorithm searches networks, and pairs each with the hardware that is best for it,
+    found by evaluating every point; the joint one searches both (NaaS, Zhou et al., MLSys 2022).
+    A network that violates a limit on all hardware is rejected before it is scored. With a trained
+    supernet, `score` evaluates shared weights; it can also train the sub-network first.
+
+    Args:
+        score: function of an exported sub-network; higher is better, for example its accuracy. It
+            is called once per network.
+        hardware: a `ChipSpace` or `ProcessorSpace`.
+        constraints: limits of the hardware's metrics, such as ``{"time": "<= 2 ms"}``, or
+            ``"<= 1x"`` of the whole network on the base hardware.
+        minimize: metrics to minimise next to the score, for a Pareto set.
+        exponents: instead of `minimize`, one objective: the score times each metric, relative to
+            the whole network on the base hardware, to an exponent such as -0.07.
+        calibration: batches on which batch norms are recomputed before a sub-network is scored.
+        strategy: strategy of `slipstream.search`.
+        store: file of the study; None to keep it in memory.
+
+    Raises:
+        InvalidArgumentError: a constraint is malformed, an exponent is not negative, or no
+            hardware satisfies the constraints with the smallest network (the error states how
+            close it gets).
+        UnknownNameError: a metric or the algorithm is unknown.
+        WorkloadError: the hardware cannot run an operator of the network.
+    """
+    need_supernet(net)
+    if algorithm not in ("nested", "joint"):
+        raise UnknownNameError("algorithm", algorithm, ("nested", "joint"))
+    for metric in (*(constraints or {}), *minimize, *(exponents or {})):
+        if metric not in hardware.metrics:
+            raise UnknownNameError("metric", metric, hardware.metrics)
+    weights = dict(exponents) if exponents else dict.fromkeys(minimize, -1.0)
+    for metric, weight in weights.items():
+        if not weight < 0:
+            raise InvalidArgumentError(
+                "exponents", f"{weight} of {metric} is not negative", remedy="for example -0.07"
+            )
+    if not weights:
+        raise InvalidArgumentError("minimize", "names no metric", remedy="for example energy")
+    base = hardware.baseline(net, net.space.full)
+    limits = _limits(hardware, base, constraints or {})
+    found = Codesign(net, hardware, limits, weights)
+    _need_feasible(found)
+
+    def costs_of(values: Mapping[str, Any]) -> dict[str, float]:
+        config, point = found._split(values)
+        return dict(found.pair(config, point, 0.0).costs)
+
+    def evaluate(values: Mapping[str, Any]) -> dict[str, float | Value]:
+        config, point = found._split(values)
+        key = tuple(config.values())
+        if key not in found._scores:
+            module = net.export(config)
+            calibrate(module, calibration)
+            found._scores[key] = float(score(module))
+            found.trainings += 1
+        pair = found.pair(config, point, found._scores[key])
+        relative = {metric: np.array(pair.costs[metric] / base[metric]) for metric in weights}
+        reward = {"reward": pair.score / float(_product(relative, weights))} if exponents else {}
+        simulated = {m: Value(v, Provenance.SIMULATED) for m, v in pair.costs.items()}
+        return {"score": pair.score, **simulated, **reward}
+
+    units = {"score": "", **hardware.metrics, **({"reward": ""} if exponents else {})}
+    networks = {
+        path: Categorical(choice.choices, ordered=True)
+        for path, choice in net.space.choices.items()
+    }
+    both = {path: Categorical(options, ordered=True) for path, options in hardware.values.items()}
+    smallest: dict[str, Any] = dict(net.space.smallest)
+    if algorithm == "joint":
+        smallest |= hardware.at(found.best_point(net.space.smallest))
+    found.study = study(
+        name, Space(networks | both if algorithm == "joint" else networks),
+        {"reward": "max"} if exponents else {"score": "max", **dict.fromkeys(minimize, "min")},
+        estimator=Estimator(evaluate, units),
+        analytic=[Estimator(costs_of, hardware.metrics, Provenance.SIMULATED)],
+        constraints={limit.metric: f"{limit.op} {limit.value!r}" for limit in limits},
+        strategy=strategy, seed=seed, store=store, start=[smallest],
+    )  # fmt: skip
+    return found
+
+
+def _limits(
+    hardware: HardwareSpace, base: Mapping[str, float], constraints: Mapping[str, str]
+) -> list[Limit]:
+    """Return the upper limits of costs; multiples are those of the base."""
+    limits: list[Limit] = []
+    for metric, text in constraints.items():
+        ratio = str(text).strip().removesuffix("x")
+        absolute = str(text)
+        if ratio != absolute.strip():
+            op, factor = ratio.rstrip("0123456789. ").strip(), ratio.lstrip("<>= ")
+            try:
+                absolute = f"{op} {float(factor) * base[metric]!r}"
+            except ValueError:
+                absolute = str(text)
+        limits += parse_limits({metric: absolute}, hardware.metrics)
+    for limit in limits:
+        if limit.op[0] != "<":
+            raise InvalidArgumentError(
+                "constraints", f"'{limit.text}' of {limit.metric} is not an upper limit",
+                remedy="for example '<= 2'",
+            )  # fmt: skip
+    return limits
+
+
+def _need_feasible(found: Codesign) -> None:
+    """Check that some hardware runs the smallest network within the limits."""
+    config = found.net.space.smallest
+    nearest = found.pair(config, found.best_point(config), 0.0)
+    broken = [limit for limit in found.limits if limit.violation(nearest.costs[limit.metric])]
+    if broken:
+        units = found.hardware.metrics
+        reached = ", ".join(
+            f"{limit.metric} {nearest.costs[limit.metric]:.4g} {units[limit.metric]} "
+            f"instead of {limit.op} {limit.value:.4g}"
+            for limit in broken
+        )
+        values = ", ".join(f"{name} = {value}" for name, value in nearest.hardware.items())
+        raise InvalidArgumentError(
+            "constraints", "no hardware of the space runs the smallest network within them; the "
+            f"nearest reaches {reached}", where=values,
+            remedy="relax these limits, or extend the space of hardware or networks",
+        )  # fmt: skip
+
+
+def _violation(costs: Mapping[str, _Numbers], limits: Sequence[Limit]) -> _Numbers:
+    """Return the sum of relative excesses over upper limits, [points]."""
+    total: _Numbers = np.zeros(len(next(iter(costs.values()))))
+    for limit in limits:
+        column = costs[limit.metric]
+        excess = column - limit.value
+        broken = excess > 0 if limit.op == "<=" else excess >= 0
+        total += np.where(broken, np.maximum(excess / (limit.value or 1.0), 1e-12), 0.0)
+    return total
+
+
+def _product(costs: Mapping[str, Any], exponents: Mapping[str, float]) -> Any:
+    """Return the product of costs to the negated exponents; smaller is better."""
+    return math.prod(costs[metric] ** -weight for metric, weight in exponents.items())
+
+
+def _front(points: _Numbers) -> NDArray[np.int64]:
+    """Return the rows [points, metrics] that no other row dominates; one of equal rows."""
+    order = np.lexsort(points.T[::-1])
+    kept: list[int] = []
+    remaining = order
+    while len(remaining):
+        first = remaining[0]
+        kept.append(int(first))
+        # Rows that are as bad or worse in every column are dominated, or equal.
+        remaining = remaining[(points[remaining] < points[first]).any(axis=1)]
+    return np.array(kept, np.int64)
