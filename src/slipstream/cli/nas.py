@@ -97,6 +97,118 @@ def export(
     note(f"wrote {output} and {output.with_suffix('.pt').name}: {sizes}")
 
 
+@app.command()
+def codesign(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="file.py:function that returns (net, score) or (net, score, calibration): an "
+            "ss.nas.Supernet, a function of an exported sub-network, and batches.",
+        ),
+    ],
+    hw: Annotated[
+        str,
+        typer.Option(
+            "--hw",
+            metavar="SPACE.toml",
+            help="An accelerator with a table [space]; a shipped chip, such as edge, with 50,000 "
+            "variants; or processor, for settings of this one.",
+        ),
+    ] = "edge",
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="METRIC<=VALUE",
+            help="Such as 'time<=2ms', or 'area<=1x' of the whole network's; repeatable.",
+        ),
+    ] = None,
+    minimize: Annotated[
+        list[str] | None,
+        typer.Option("--minimize", metavar="METRIC", help="Next to the score; repeatable."),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Networks to evaluate.")] = 100,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", metavar="NAME", help="nested or joint.")
+    ] = "nested",
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
+    store: Annotated[
+        Path | None, typer.Option("--store", metavar="FILE.db", help="Store, to continue later.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE.py", help="Export the best network."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Search a network together with the chip, or the settings of this processor, that runs it.
+
+    slipstream nas codesign codesign.py:task --hw edge --limit 'time<=1x'
+    """
+    from slipstream.cli._output import emit, need_place, note, progress
+    from slipstream.nas.codesign import ChipSpace, ProcessorSpace, search
+    from slipstream.nas.writing import write_module
+
+    if output is not None:
+        need_place(output, ".py")
+    limits = dict(map(_limit, limit or ()))
+    hardware = ProcessorSpace() if hw == "processor" else ChipSpace.load(hw)
+    chosen = minimize or (["time"] if hw == "processor" else ["energy"])
+    with progress("codesign") as report:
+        report(target)
+        net, score, *rest = _task(target)
+        found = search(
+            net, score, hardware, constraints=limits, minimize=chosen, algorithm=algorithm,
+            calibration=rest[0] if rest else (), seed=seed, store=store,
+        )  # fmt: skip
+        found.study.callbacks += (lambda study, trial: report(f"trial {trial.number}"),)
+        found.run(trials)
+        pairs, best = found.pareto(), found.best()
+    base = hardware.baseline(net, net.space.full)
+    payload = {
+        "baseline": base,
+        "networks_scored": found.trainings,
+        "pareto": [pair.to_json() for pair in pairs],
+        "best": None if best is None else best.to_json(),
+    }
+    tables = [found.table(pairs)]
+    if best is not None:
+        tables += found.explain(best)
+    emit(tables, payload, as_json=as_json)
+    if output is not None and best is not None:
+        write_module(found.export(best), output)
+        note(f"wrote {output} and {output.with_suffix('.pt').name}")
+
+
+def _limit(text: str) -> tuple[str, str]:
+    from slipstream.errors import UsageError
+
+    metric = text.partition("<")[0].strip()
+    if "<" not in text or not metric:
+        raise UsageError(f"--limit: '{text}' is not a limit", remedy="for example 'time<=2ms'")
+    return metric, text.removeprefix(metric).strip()
+
+
+def _task(target: str) -> Any:
+    from slipstream.errors import UsageError
+    from slipstream.nas import Supernet
+
+    task = _returned(target)
+    if (
+        not isinstance(task, tuple)
+        or len(task) not in (2, 3)
+        or not isinstance(task[0], Supernet)
+        or not callable(task[1])
+    ):
+        raise UsageError(
+            f"'{target}' does not return (net, score)",
+            remedy="return an ss.nas.Supernet, a function of an exported sub-network, and "
+            "optionally batches to recompute batch norms on",
+        )
+    return task
+
+
 def _best(study: Path) -> dict[str, Any]:
     from slipstream.errors import UsageError
     from slipstream.search.metrics import best, full_trials

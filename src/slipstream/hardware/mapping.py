@@ -218,7 +218,8 @@ def best_cost(
         columns = vars(cost(shape, which, few, item_bytes=item_bytes, operand=operand))
         whole = Cost(**{name: column[member] for name, column in columns.items()})
         whole = replace(whole, dram_bytes=dram)
-        own_time, own_energy = whole.time_ns(chips), sum(whole.energy_pj(chips, scheduled=False))
+        lanes, memories = whole.energy_pj(chips, scheduled=False)
+        own_time, own_energy = whole.time_ns(chips), lanes + memories
         if time is None:
             time, energy = own_time, own_energy
             continue

@@ -61,7 +61,8 @@ class ChipSpace:
         item_bytes: int = 1,
         batch: int = 1,
     ) -> None:
-        self.base, self.values = base, {name: tuple(values[name]) for name in values}
+        self.base = base
+        self.values: Mapping[str, tuple[Any, ...]] = {n: tuple(values[n]) for n in values}
         self.item_bytes = as_integer("item_bytes", item_bytes)
         self.batch = as_integer("batch", batch)
         self.chips = chips_of(base, self.values)
@@ -129,44 +130,22 @@ class ChipSpace:
                           item_bytes=self.item_bytes, batch=self.batch)  # fmt: skip
         return {name: float(column[0]) for name, column in alone.costs(net, config).items()}
 
-    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> tuple[Table, Table]:
-        """Return what bounds each layer on a chip, and what the next values of its attributes do.
-
-        The second table is exact: it compares neighbours in the space.
-        """
-        layers = network_layers(net, config, batch=self.batch)
+    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> Table:
+        """Return time and energy of each layer on a chip, and what bounds it."""
         chip = Chips(*(column[point : point + 1] for column in vars(self.chips).values()))
+        layers = network_layers(net, config, batch=self.batch)
         rows = [_explained(layer, chip, self.item_bytes) for layer in layers]
-        total = sum(row["time_ns"] for row in rows)
-        energy = sum(row["energy_pj"] for row in rows)
-        fields = [
-            Field[dict[str, Any]].of("layer", lambda row: row["name"]),
-            Field[dict[str, Any]].number("MACs", lambda row: f"{row['macs']:,}"),
-            Field[dict[str, Any]].number("time", lambda row: format_duration(row["time_ns"])),
-            Field[dict[str, Any]].number("share", lambda row: f"{row['time_ns'] / total:.0%}"),
-            Field[dict[str, Any]].number("energy", lambda row: f"{row['energy_pj'] / energy:.0%}"),
-            Field[dict[str, Any]].number("array used", lambda row: f"{row['used']:.0%}"),
-            Field[dict[str, Any]].of("bound by", lambda row: row["bound"]),
-        ]
-        title = ", ".join(f"{name} {value:g}" for name, value in self.at(point).items())
-        first = Table.of(rows, fields, title)
-        costs, here = self.costs_of(layers), self.at(point)
-        changes = []
-        for name, options in self.values.items():
-            place = options.index(here[name])
-            for other in (options[place - 1] if place else None, *options[place + 1 : place + 2]):
-                if other is not None:
-                    new = self.point({**here, name: other})
-                    ratio = {m: c[new] / c[point] - 1 if c[point] else 0 for m, c in costs.items()}
-                    changes.append({"change": f"{name} {here[name]:g} to {other:g}", **ratio})
-        steps = [
-            Field[dict[str, Any]].of("change", lambda row: row["change"]),
-            *(
-                Field[dict[str, Any]].number(metric, lambda row, m=metric: f"{row[m]:+.1%}")  # type: ignore[misc]
-                for metric in self.metrics
-            ),
-        ]
-        return first, Table.of(changes, steps, "one step of one attribute")
+        time, energy = (sum(row[name] for row in rows) for name in ("time_ns", "energy_pj"))
+        field = Field[dict[str, Any]]
+        return Table.of(rows, [
+            field.of("layer", lambda row: row["name"]),
+            field.number("MACs", lambda row: f"{row['macs']:,}"),
+            field.number("time", lambda row: format_duration(row["time_ns"])),
+            field.number("of the time", lambda row: f"{row['time_ns'] / time:.0%}"),
+            field.number("of the energy", lambda row: f"{row['energy_pj'] / energy:.0%}"),
+            field.number("of the array", lambda row: f"{row['used']:.0%}"),
+            field.of("bound by", lambda row: row["bound"]),
+        ])  # fmt: skip
 
 
 def _layer_costs(

@@ -82,7 +82,7 @@ class NetworkLayer:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the cost depends on."""
+        """Key of the cost."""
         return self.product or (self.operations, self.elements)
 
 

@@ -15,6 +15,7 @@ from slipstream.durations import Durations, TimingRequest, usable_cores
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.graph import Call
 from slipstream.graph.traffic import is_view
+from slipstream.measure import time_function
 from slipstream.nas.codesign.layers import BatchSubnet
 from slipstream.nas.latency import call_of
 from slipstream.nas.supernet import Supernet
@@ -23,13 +24,16 @@ from slipstream.tables import Field, Table
 from slipstream.units import format_duration
 
 _DTYPES = ("float32", "bfloat16")
+# Samples of the network that the overhead per operator is derived from, and its runs per sample.
+_SAMPLES, _INNER = 25, 4
 
 
 class ProcessorSpace:
     """Settings of inference on this processor.
 
     The time of a network is the sum of its operators' durations, which are timed once per shape,
-    dtype and number of threads.
+    dtype and number of threads, and of PyTorch's overhead per operator, which is measured on the
+    smallest network.
 
     Args:
         threads, dtypes, batches: values to choose from; the first of each is the base.
@@ -73,6 +77,7 @@ class ProcessorSpace:
             for point in itertools.product(*self.values.values())
         ]
         self._durations = durations or Durations()
+        self._overhead: float | None = None
 
     def __len__(self) -> int:
         return len(self._points)
@@ -97,7 +102,8 @@ class ProcessorSpace:
             [request for _, request in self._requests(net, config, point)] for point in self._points
         ]
         self._durations.measure(itertools.chain(*requests))
-        latency = np.array([sum(map(self._time_ns, own)) for own in requests]) / 1e6
+        overhead = self._overhead_ns(net)
+        latency = np.array([sum(map(self._time_ns, o)) + len(o) * overhead for o in requests]) / 1e6
         batches = np.array([point["batch"] for point in self._points], float)
         return {"time": latency / batches, "latency": latency}
 
@@ -105,26 +111,18 @@ class ProcessorSpace:
         """Return the costs of a sub-network with the first value of each setting."""
         return {name: float(column[0]) for name, column in self.costs(net, config).items()}
 
-    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> tuple[Table, Table]:
-        """Return the predicted time of each operator, and the time of all other points."""
+    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> Table:
+        """Return the predicted time of each operator."""
         rows = [
-            (name, self._time_ns(request))
+            (name, self._time_ns(request) + self._overhead_ns(net))
             for name, request in self._requests(net, config, self._points[point])
         ]
         total = sum(time for _, time in rows)
-        first = Table.of(rows, [
+        return Table.of(rows, [
             Field[tuple[str, float]].of("operator", lambda row: row[0]),
             Field[tuple[str, float]].number("time", lambda row: format_duration(row[1])),
-            Field[tuple[str, float]].number("share", lambda row: f"{row[1] / total:.0%}"),
-        ], ", ".join(f"{name} {value}" for name, value in self.at(point).items()))  # fmt: skip
-        costs = self.costs(net, config)
-        fields = [
-            *(Field[int].number(name, lambda n, name=name: str(self._points[n][name]))  # type: ignore[misc]
-              for name in self.values),
-            *(Field[int].number(m, lambda n, c=c: format_duration(c[n] * 1e6))  # type: ignore[misc]
-              for m, c in costs.items()),
-        ]  # fmt: skip
-        return first, Table.of(range(len(self)), fields, "all settings")
+            Field[tuple[str, float]].number("of the time", lambda row: f"{row[1] / total:.0%}"),
+        ])  # fmt: skip
 
     def runnable(
         self, net: Supernet, config: Mapping[str, int], point: int
@@ -133,6 +131,33 @@ class ProcessorSpace:
         values = self._points[point]
         dtype = getattr(torch, values["dtype"])
         return net.export(config).to(dtype), dtype, values["batch"]
+
+    def _overhead_ns(self, net: Supernet) -> float:
+        """Return the time per operator that PyTorch's modules take around it, measured once."""
+        if self._overhead is None:
+            config, values = net.space.smallest, {"threads": 1, "dtype": "float32", "batch": 1}
+            requests = [request for _, request in self._requests(net, config, values)]
+            self._durations.measure(requests)
+            module = net.export(config)
+            subnet = BatchSubnet(net, config, 1)
+            inputs = [
+                torch.zeros(subnet.shape(node), dtype=node.meta["val"].dtype)
+                for node in net.nodes
+                if node.op == "placeholder"
+            ]
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                with torch.inference_mode():
+                    samples = [
+                        time_function(lambda: module(*inputs), _INNER)["wall"]
+                        for _ in range(_SAMPLES)
+                    ]
+            finally:
+                torch.set_num_threads(threads)
+            extra = min(samples) - sum(map(self._time_ns, requests))
+            self._overhead = max(extra / len(requests), 0.0)
+        return self._overhead
 
     def _time_ns(self, request: TimingRequest) -> float:
         timing = self._durations.lookup(request)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from slipstream.nas.supernet import Supernet, need_supernet
 from slipstream.provenance import Provenance
 from slipstream.search import Budget, Categorical, Estimator, Space, Study, Trial, Value, study
 from slipstream.search.metrics import SCORED, Limit, parse_limits
-from slipstream.tables import Table
+from slipstream.tables import Column, Field, Table
 
 _Numbers = NDArray[np.float64]
 
@@ -48,8 +48,8 @@ class HardwareSpace(Protocol):
     def point(self, values: Mapping[str, Any]) -> int:
         """Return the number of the point with these values."""
 
-    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> tuple[Table, Table]:
-        """Return tables of what bounds a sub-network on a point."""
+    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> Table:
+        """Return a table of the time of each operator of a sub-network on a point."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ class Pair:
     score: float
     costs: Mapping[str, float]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the pair as JSON."""
+        return {"score": self.score, "costs": dict(self.costs), "hardware": dict(self.hardware),
+                "network": dict(self.config)}  # fmt: skip
+
 
 class Codesign:
     """A search over networks and hardware; see `search`.
@@ -79,6 +84,8 @@ class Codesign:
         study: the study that proposes and stores candidates.
         limits: limits of the costs.
         exponents: exponent of each cost in the objective of the hardware.
+        points: number of points of the hardware.
+        trainings: number of networks that were scored.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class Codesign:
         self.net, self.hardware = net, hardware
         self.limits, self.exponents = tuple(limits), dict(exponents)
         self.study: Study
+        self.points = math.prod(map(len, hardware.values.values()))
         self.trainings = 0
         self._costs: dict[tuple[int, ...], dict[str, _Numbers]] = {}
         self._scores: dict[tuple[int, ...], float] = {}
@@ -120,10 +128,11 @@ class Codesign:
         for pair in found.values():
             costs = self._costs_of(pair.config)
             allowed = np.flatnonzero(_violation(costs, self.limits) == 0)
+            allowed = allowed[np.argsort(_overall(costs)[allowed], kind="stable")]
             table = np.stack([costs[metric][allowed] for metric in self.exponents], axis=1)
-            kept = _front(table)
-            rows.append((pair, allowed[kept]))
-            points.append(np.column_stack([np.full(len(kept), -pair.score), table[kept]]))
+            best = _front(table)
+            rows.append((pair, allowed[best]))
+            points.append(np.column_stack([np.full(len(best), -pair.score), table[best]]))
         if not points:
             return []
         owners = [(pair, int(point)) for pair, chosen in rows for point in chosen]
@@ -141,20 +150,52 @@ class Codesign:
         """Return the best hardware for a network: exact, by evaluating every point.
 
         That is the point within the limits with the smallest product of costs to their exponents,
-        or the one that violates the limits least.
+        or the one that violates the limits least. Of equal ones it has the smallest product of all
+        costs.
         """
         costs = self._costs_of(config)
         violation = _violation(costs, self.limits)
-        product = _product(costs, self.exponents)
-        return int(np.argmin(np.where(violation == violation.min(), product, np.inf)))
+        product = np.where(violation == violation.min(), _product(costs, self.exponents), np.inf)
+        equal = np.flatnonzero(product == product.min())
+        return int(equal[np.argmin(_overall(costs)[equal])])
 
     def export(self, pair: Pair) -> GraphModule:
         """Return the network of a pair as a plain module with the supernet's weights."""
         return self.net.export(pair.config)
 
     def explain(self, pair: Pair) -> tuple[Table, Table]:
-        """Return what bounds each layer, and what one step of each attribute would change."""
-        return self.hardware.explain(self.net, pair.config, pair.point)
+        """Return what bounds each layer, and the costs of the neighbours of the hardware.
+
+        A neighbour has the previous or next value of one attribute; its costs are exact.
+        """
+        costs, rows = self._costs_of(pair.config), []
+        for name, options in self.hardware.values.items():
+            place = options.index(pair.hardware[name])
+            for other in (*options[:place][-1:], *options[place + 1 :][:1]):
+                point = self.hardware.point({**pair.hardware, name: other})
+                changes = [f"{c[point] / pair.costs[m] - 1:+.1%}" for m, c in costs.items()]
+                rows.append([name, _shown(pair.hardware[name]), _shown(other), *changes])
+        columns = [Column("change"), Column("from", "right"), Column("to", "right")]
+        columns += [Column(metric, "right") for metric in costs]
+        layers = self.hardware.explain(self.net, pair.config, pair.point)
+        return layers, Table(columns, rows, "one change of the hardware")
+
+    def table(self, pairs: Sequence[Pair]) -> Table:
+        """Return a table of pairs."""
+        units, field = self.hardware.metrics, Field[Pair]
+        fields = [
+            field.number("score", lambda pair: f"{pair.score:.4g}"),
+            *(
+                field.number(f"{m}, {units[m]}", lambda pair, m=m: f"{pair.costs[m]:.4g}")  # type: ignore[misc]
+                for m in units
+            ),
+            *(
+                field.number(name, lambda pair, name=name: _shown(pair.hardware[name]))  # type: ignore[misc]
+                for name in self.hardware.values
+            ),
+        ]
+        note = f"networks scored: {self.trainings}; hardware of each: {self.points:,} points"
+        return Table.of(pairs, fields, "Pareto-optimal pairs of network and hardware", [note])
 
     def _costs_of(self, config: Mapping[str, int]) -> dict[str, _Numbers]:
         key = tuple(config[name] for name in self.net.space.choices)
@@ -184,7 +225,7 @@ def search(
     minimize: Sequence[str] = ("energy",),
     exponents: Mapping[str, float] | None = None,
     calibration: Sequence[torch.Tensor] | torch.Tensor = (),
-    algorithm: Literal["nested", "joint"] = "nested",
+    algorithm: str = "nested",
     strategy: str = "evolution",
     seed: int = 0,
     store: str | Path | None = None,
@@ -274,6 +315,10 @@ def search(
     return found
 
 
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _limits(
     hardware: HardwareSpace, base: Mapping[str, float], constraints: Mapping[str, str]
 ) -> list[Limit]:
@@ -310,7 +355,7 @@ def _need_feasible(found: Codesign) -> None:
             f"instead of {limit.op} {limit.value:.4g}"
             for limit in broken
         )
-        values = ", ".join(f"{name} = {value}" for name, value in nearest.hardware.items())
+        values = ", ".join(f"{name} = {_shown(v)}" for name, v in nearest.hardware.items())
         raise InvalidArgumentError(
             "constraints", "no hardware of the space runs the smallest network within them; the "
             f"nearest reaches {reached}", where=values,
@@ -334,14 +379,18 @@ def _product(costs: Mapping[str, Any], exponents: Mapping[str, float]) -> Any:
     return math.prod(costs[metric] ** -weight for metric, weight in exponents.items())
 
 
+def _overall(costs: Mapping[str, _Numbers]) -> _Numbers:
+    return np.prod([np.maximum(column, np.finfo(float).tiny) for column in costs.values()], axis=0)  # type: ignore[no-any-return]
+
+
 def _front(points: _Numbers) -> NDArray[np.int64]:
     """Return the rows [points, metrics] that no other row dominates; one of equal rows."""
     order = np.lexsort(points.T[::-1])
-    kept: list[int] = []
+    front: list[int] = []
     remaining = order
     while len(remaining):
         first = remaining[0]
-        kept.append(int(first))
+        front.append(int(first))
         # Rows that are as bad or worse in every column are dominated, or equal.
         remaining = remaining[(points[remaining] < points[first]).any(axis=1)]
-    return np.array(kept, np.int64)
+    return np.array(front, np.int64)
