@@ -34,6 +34,7 @@ MODULES = (
     "slipstream.techniques.lowrank",
     "slipstream.techniques.scan",
     "slipstream.techniques.quadratic",
+    "slipstream.techniques.burst",
     "slipstream.techniques.pipeline",
     "slipstream.techniques.recursive",
     "slipstream.techniques.ensembles",

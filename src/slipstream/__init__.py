@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from slipstream.search import Space, study
     from slipstream.ship import stability, xray
     from slipstream.techniques import (
+        burst,
         distributed,
         embedding,
         ensembles,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         quadratic,
         recursive,
         scan,
+        spatial,
     )
     from slipstream.verbs.advising import advise
     from slipstream.verbs.applying import ApplyResult, apply
@@ -81,6 +83,7 @@ _HOMES = {
     "slipstream.workload": ("BuiltWorkload", "Workload"),
 }
 _PACKAGES = {
+    "burst": "slipstream.techniques.burst",
     "cluster": "slipstream.cluster",
     "codesign": "slipstream.nas.codesign",
     "data": "slipstream.data",
@@ -103,6 +106,7 @@ _PACKAGES = {
     "ship": "slipstream.ship",
     "scan": "slipstream.techniques.scan",
     "sparse": "slipstream.sparse",
+    "spatial": "slipstream.techniques.spatial",
     "stability": "slipstream.ship.stability",
     "storage": "slipstream.engines.storage",
     "xray": "slipstream.ship.xray",
@@ -122,6 +126,7 @@ __all__ = [
     "advise",
     "apply",
     "batch_model",
+    "burst",
     "cluster",
     "codesign",
     "data",
@@ -153,6 +158,7 @@ __all__ = [
     "search",
     "ship",
     "sparse",
+    "spatial",
     "stability",
     "storage",
     "study",

@@ -1,5 +1,11 @@
-"""Burst parallelism: a number of devices for each layer."""
+"""Burst parallelism: a number of devices for each layer.
+
+import slipstream as ss
+
+plan = ss.burst.plan(layers, devices=[1, 2, 4], amplification=2.0)
+"""
 
 from slipstream.techniques.burst.planner import BurstLayer, BurstPlan, pareto, plan
+from slipstream.techniques.burst.technique import Burst
 
-__all__ = ["BurstLayer", "BurstPlan", "pareto", "plan"]
+__all__ = ["Burst", "BurstLayer", "BurstPlan", "pareto", "plan"]

@@ -88,6 +88,14 @@ class BurstPlan:
         starts = [n for n, g in enumerate(self.devices) if not n or g != self.devices[n - 1]]
         return tuple((self.devices[n], n) for n in starts)
 
+    @property
+    def spec(self) -> str:
+        """The plan as the technique's setting ``plan``: ``8/1@classifier``."""
+        return "/".join(
+            f"{devices}@{self.layers[first]}" if first else str(devices)
+            for devices, first in self.bursts
+        )
+
     def placement(self, samples: int) -> Placement:
         """Return the plan of a chain as parts of nested devices, which share a batch.
 
@@ -172,6 +180,34 @@ def pareto(
     Arguments and errors are those of `plan`.
     """
     return _search(layers, devices, amplification, frontier=True)
+
+
+def spread(bursts: Sequence[tuple[int, str]], names: Sequence[str]) -> list[int]:
+    """Return the number of devices of each layer.
+
+    Args:
+        bursts: devices, and the module that begins each but the first.
+        names: of the layers.
+
+    Raises:
+        InvalidArgumentError: no layer begins such a module, or they are not in order.
+    """
+    starts: list[int] = []
+    for _, module in bursts:
+        begins = (n for n, name in enumerate(names) if f"{name}.".startswith(f"{module}."))
+        at = next(begins, -1) if module else 0
+        if starts and at <= starts[-1]:
+            raise InvalidArgumentError(
+                "burst:plan", f"no later layer begins module '{module}'",
+                remedy="pass some of " + ", ".join(filter(None, names)),
+            )  # fmt: skip
+        starts.append(at)
+    ends = [*starts[1:], len(names)]
+    return [
+        devices
+        for (devices, _), start, end in zip(bursts, starts, ends, strict=True)
+        for _ in range(start, end)
+    ]
 
 
 def _search(

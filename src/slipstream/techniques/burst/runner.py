@@ -1,0 +1,299 @@
+"""Run the layers of a model on nested sets of ranks, which share a batch.
+
+Of a part on g ranks, rank r < g computes rows r, r + g, ... of the batch. Between parts, rows move
+to the ranks that compute them next, and their gradients move back. Gradients of parameters are
+summed by the ranks of their part while earlier parts compute theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from slipstream.cluster import Cluster
+from slipstream.cluster.samples import Operation
+from slipstream.errors import CommunicationError, InvalidArgumentError, WorkloadError
+from slipstream.ranks.launch import RANK_TIMEOUT_S
+from slipstream.ranks.operations import timed
+from slipstream.ranks.wire import Wire
+from slipstream.techniques.burst.costs import burst_layers, device_options
+from slipstream.techniques.burst.planner import plan, spread
+from slipstream.techniques.distributed.chains import (
+    LayerMessage,
+    chain,
+    layer_messages,
+    layer_times,
+    shared_batch,
+    writable,
+)
+from slipstream.techniques.distributed.gradients import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from slipstream.workload import BuiltWorkload
+
+# Messages that determine latency and bandwidth for a plan, in bytes.
+_SHORT, _LONG = 1 << 9, 1 << 20
+
+
+def run_in_bursts(
+    built: BuiltWorkload, bursts: Sequence[tuple[int, str]], limits: dict[str, float | None]
+) -> None:
+    """Let each step run this rank's share of every layer.
+
+    Args:
+        bursts: devices and first module of each part; if empty, rank 0 times its layers and
+            messages to rank 1, and plans.
+        limits: of the plan, see `plan`.
+
+    Raises:
+        WorkloadError: the model is not a chain of layers, the batch is not a pair of tensors or
+            cannot be divided, or a layer on several ranks is a batch norm or shares a parameter.
+    """
+    names, layers = zip(*chain(built.model, "burst"), strict=True)
+    inputs, targets = shared_batch(built, "burst")
+    messages = layer_messages(layers, inputs)
+    try:
+        counts = spread(bursts, names) if bursts else _planned(layers, messages, inputs, limits)
+    except InvalidArgumentError as error:
+        raise WorkloadError(error.what, remedy=error.remedy) from error
+    _check(names, layers, counts, len(inputs))
+    step = _Step(layers, counts, messages, built.loss, built.optimizer, inputs, targets)
+    built.step = step
+    # The ranks share the samples of a step.
+    each, remainder = divmod(built.samples_before, step.wire.size)
+    built.samples = each + (step.wire.rank < remainder)
+
+
+def _check(
+    names: Sequence[str], layers: Sequence[nn.Module], counts: Sequence[int], samples: int
+) -> None:
+    owner: dict[int, int] = {}
+    for name, layer, devices in zip(names, layers, counts, strict=True):
+        if samples % devices:
+            raise WorkloadError(
+                f"{samples} samples do not divide among {devices} devices",
+                remedy="pass a plan with numbers of devices that divide the batch",
+            )
+        for module in layer.modules():
+            if devices > 1 and isinstance(module, _BatchNorm) and module.training:
+                raise WorkloadError(
+                    f"layer '{name}' has batch norm, which would normalise the samples of each "
+                    "device separately",
+                    remedy="run it on one device, or freeze its statistics with eval()",
+                )
+        for parameter in layer.parameters():
+            if owner.setdefault(id(parameter), devices) != devices:
+                raise WorkloadError(
+                    f"layer '{name}' shares a parameter with a layer on other devices",
+                    remedy="pass a plan with equal numbers of devices for both",
+                )
+
+
+def _planned(
+    layers: Sequence[nn.Module], messages: Sequence[LayerMessage], x: torch.Tensor,
+    limits: dict[str, float | None],
+) -> list[int]:  # fmt: skip
+    """Return the number of devices of each layer, planned from times on the first ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    operations = [Operation("p2p", nbytes, (0, 1)) for nbytes in (_SHORT, _LONG)]
+    pair: dict[tuple[int, ...], Any] = {(0, 1): dist.new_group([0, 1])}
+    short, long = (
+        statistics.median([spent for _, spent in timed(operation, rank, pair)] or [0.0])
+        for operation in operations
+    )
+    counts = torch.zeros(len(layers), dtype=torch.int64)
+    if rank == 0:
+        rate = 8 * (_LONG - _SHORT) / max(long - short, 1e-9)
+        cluster = Cluster.load(f"workers={ranks},link={rate / 1e6}mbit,latency={short * 1e6}us")
+        options = device_options(ranks, len(x))
+        times = np.array([layer_times(layers, x[::devices]) for devices in options]).T * 1e9
+        nbytes = [sum(p.nbytes for p in layer.parameters() if p.requires_grad) for layer in layers]
+        outputs = [m.shape.numel() * m.dtype.itemsize for m in messages]
+        names = [str(number) for number in range(len(layers))]
+        made = burst_layers(cluster, options, names, times, nbytes, outputs)
+        counts[:] = torch.tensor(plan(made, options, **limits).devices)
+    dist.broadcast(counts, 0)
+    return [int(count) for count in counts]
+
+
+class _Part(NamedTuple):
+    """Consecutive layers on the first `devices` ranks; `message` enters it if it is not first."""
+
+    module: nn.Sequential
+    devices: int
+    message: LayerMessage | None
+    sums: _Sums | None
+
+
+class _Step:
+    """A training step; every rank calls it."""
+
+    def __init__(
+        self, layers: Sequence[nn.Module], counts: Sequence[int], messages: Sequence[LayerMessage],
+        loss: Any, optimizer: Any, inputs: torch.Tensor, targets: torch.Tensor,
+    ) -> None:  # fmt: skip
+        limit = timedelta(seconds=RANK_TIMEOUT_S)
+        # Tags of other messages of these ranks may be equal.
+        self.wire = Wire.of(dist.new_group(timeout=limit))
+        self.loss, self.optimizer = loss, optimizer
+        self.inputs, self.targets = inputs, targets
+        groups = {g: dist.new_group(range(g), timeout=limit) for g in sorted({*counts}) if g > 1}
+        self.parts, at = [], 0
+        for devices, run in itertools.groupby(counts):
+            end = at + len(list(run))
+            module = nn.Sequential(*layers[at:end])
+            own = devices > 1 and self.wire.rank < devices
+            sums = _Sums(module, groups[devices]) if own else None
+            self.parts.append(_Part(module, devices, messages[at - 1] if at else None, sums))
+            at = end
+
+    def __call__(self) -> torch.Tensor:
+        """Run one optimizer step; return the loss of the whole batch, float64."""
+        rank, rows = self.wire.rank, self.inputs[self.wire.rank :: self.parts[0].devices]
+        total = torch.zeros((), dtype=torch.float64)
+        # Input and output of each part; both without rows on ranks that do not run it.
+        held: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for number, part in enumerate(self.parts):
+            if part.message is not None:
+                rows = self._moved(rows.detach(), number, backwards=False)
+                rows.requires_grad_(part.message.trains)
+            entering = rows
+            if rank < part.devices:
+                rows = part.module(writable(part.module[0], rows))
+                if number == len(self.parts) - 1:
+                    rows = self.loss(rows, self.targets[rank :: part.devices]) / part.devices
+                    total += rows.detach()
+            held.append((entering, rows))
+        reported = dist.all_reduce(total, group=self.wire.group, async_op=True)
+        gradient: torch.Tensor | None = None
+        for number in reversed(range(len(self.parts))):
+            part, (entering, leaving) = self.parts[number], held[number]
+            if rank < part.devices and leaving.requires_grad:
+                leaving.backward(gradient)
+            if part.message is None or not part.message.trains:
+                break
+            rows = entering if entering.grad is None else entering.grad
+            gradient = self._moved(rows.detach(), number, backwards=True)
+        self._finish(reported)
+        return total
+
+    def _finish(self, reported: Any) -> None:
+        try:
+            for part in self.parts:
+                if part.sums is not None:
+                    part.sums.wait()
+            reported.wait()
+        except RuntimeError as error:
+            raise self._lost("another rank", error) from error
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _moved(self, rows: torch.Tensor, number: int, *, backwards: bool) -> torch.Tensor:
+        """Return this rank's rows of what enters a part, or of its gradient."""
+        part, rank = self.parts[number], self.wire.rank
+        assert part.message is not None
+        a, b = self.parts[number - 1].devices, part.devices
+        if backwards:
+            a, b = b, a
+        shape, dtype, _ = part.message
+        result = torch.empty((shape[0] // b if rank < b else 0, *shape[1:]), dtype=dtype)
+        sent, received, places = {}, {}, {}
+        for source, target, there, here in _routes(a, b):
+            if rank == source == target:
+                result[here] = rows[there]
+            elif rank == source:
+                sent[target] = rows[there].contiguous()
+            elif rank == target:
+                received[source] = torch.empty_like(result[here])
+                places[source] = here
+        works = self.wire.post(sent, received, tag=2 * number + backwards)
+        for peer, work in works.items():
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._lost(f"rank {max(peer, -1 - peer)}", error) from error
+        for source, place in places.items():
+            result[place] = received[source]
+        return result
+
+    def _lost(self, peer: str, error: RuntimeError) -> CommunicationError:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        return CommunicationError(
+            f"rank {self.wire.rank} of the burst lost {peer}: {reason}",
+            remedy="look at the output of that rank",
+        )
+
+
+@functools.cache
+def _routes(a: int, b: int) -> list[tuple[int, int, slice, slice]]:
+    """Return sender, receiver, and which rows of theirs move from `a` ranks to `b`."""
+    period = math.lcm(a, b)
+    return [
+        (row % a, row % b, slice(row // a, None, period // a), slice(row // b, None, period // b))
+        for row in range(period)
+    ]
+
+
+class _Sums:
+    """All-reduces of gradients, in buckets like those of DistributedDataParallel."""
+
+    def __init__(self, module: nn.Module, group: Any) -> None:
+        self.group = group
+        self.pending: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.buckets = list(_buckets(trained[::-1]))
+        self.missing = [len(bucket) for bucket in self.buckets]
+        for number, bucket in enumerate(self.buckets):
+            for parameter in bucket:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, number=number: self._ready(number)
+                )
+
+    def _ready(self, number: int) -> None:
+        self.missing[number] -= 1
+        if not self.missing[number]:
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        found = [p.grad for p in self.buckets[number] if p.grad is not None]
+        if found:
+            flat = torch.cat([gradient.reshape(-1) for gradient in found])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.pending.append((work, flat, found))
+
+    def wait(self) -> None:
+        """Replace the gradients by their sums."""
+        for number, missing in enumerate(self.missing):
+            if missing:
+                # Not all parameters were used.
+                self._send(number)
+        for work, flat, found in self.pending:
+            work.wait()
+            pieces = flat.split([gradient.numel() for gradient in found])
+            for gradient, piece in zip(found, pieces, strict=True):
+                gradient.copy_(piece.view_as(gradient))
+        self.pending.clear()
+        self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    limit, bucket = FIRST_BUCKET_BYTES, list[nn.Parameter]()
+    for parameter in parameters:
+        if bucket and parameter.dtype != bucket[0].dtype:
+            yield bucket
+            bucket = []
+        bucket.append(parameter)
+        if sum(p.nbytes for p in bucket) >= limit:
+            yield bucket
+            limit, bucket = BUCKET_BYTES, []
+    if bucket:
+        yield bucket

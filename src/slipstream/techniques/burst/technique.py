@@ -1,0 +1,332 @@
+"""Burst parallelism: a number of devices for each layer, and a batch that they share.
+
+The prediction is the step of the first device, which runs every layer on its share of the batch.
+Where the number of devices changes, activations and their gradients are moved; the gradients of
+parameters are all-reduced by the devices of their layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from slipstream.cluster import Cluster, Collective, Group
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import (
+    Editor,
+    Graph,
+    Role,
+    StepPhase,
+    Tasks,
+    insert_exchange,
+    replay,
+)
+from slipstream.graph.parts import Boundary, Cut, boundaries, cut
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Traits
+from slipstream.techniques.batch_size import BatchSize
+from slipstream.techniques.burst import planner
+from slipstream.techniques.burst.costs import burst_layers, device_options, reshard
+from slipstream.techniques.burst.planner import BurstLayer, BurstPlan, Floats
+from slipstream.techniques.distributed.ddp import copying, put_copy
+from slipstream.techniques.distributed.gradients import (
+    DEFAULT_MIB,
+    Gradient,
+    ddp_buckets,
+    gradients,
+    last_backward,
+    nbytes_of,
+)
+from slipstream.techniques.distributed.replicas import REPLICAS, Spreads
+from slipstream.units import format_duration
+
+if TYPE_CHECKING:
+    from slipstream.workload import BuiltWorkload, Workload
+
+_BATCH_NORM = "batch_norm"
+_CONFLICTS = frozenset({"accumulation", "sharded_update", "batch_size"})
+
+
+@dataclass(frozen=True)
+class Burst(Spreads):
+    """Each layer on as many of `workers` devices as make the step fast; the batch stays the same.
+
+    Attributes:
+        workers: largest number of devices of a layer.
+        amplification: upper limit of a layer's device time relative to its time on one device.
+        deadline_ms: of the step; the plan with the least device time that meets it.
+        device_ms: upper limit of the sum of all devices' time in a step.
+        plan: numbers of devices, each but the first with the module from which they apply:
+            ``8/2@features.24/1@classifier``; by default the fastest within the limits.
+    """
+
+    workers: int = 2
+    amplification: float | None = None
+    deadline_ms: float | None = None
+    device_ms: float | None = None
+    plan: str = ""
+
+    name: ClassVar[str] = "burst"
+    traits: ClassVar[Traits] = replace(
+        REPLICAS, axis="layer", conflicts=_CONFLICTS, variants=("burst",)
+    )
+    effect: ClassVar[Quality] = Quality(QualityKind.ROUNDING, "gradients are summed over devices")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("amplification", "deadline_ms", "device_ms"):
+            limit = getattr(self, name)
+            if limit is not None and not (math.isfinite(limit) and limit > 0):
+                raise InvalidArgumentError(f"burst:{name}", f"{limit} is not a positive number")
+        if self.amplification is not None and self.amplification < 1:
+            raise InvalidArgumentError(
+                "burst:amplification", f"{self.amplification} is below 1, that of a single device"
+            )
+        for devices, _ in self.bursts:
+            if not 1 <= devices <= self.workers:
+                raise InvalidArgumentError(
+                    "burst:plan", f"{devices} is not between 1 and workers={self.workers}"
+                )
+
+    @property
+    def bursts(self) -> list[tuple[int, str]]:
+        """Devices and first module of each part of `plan`; empty without one.
+
+        Raises:
+            InvalidArgumentError: it cannot be read.
+        """
+        found = []
+        for number, text in enumerate(self.plan.split("/") if self.plan else ()):
+            devices, _, module = text.partition("@")
+            if not devices.isdecimal() or bool(module) != bool(number):
+                raise InvalidArgumentError(
+                    "burst:plan", f"'{text}' in '{self.plan}' cannot be read",
+                    remedy="for example burst:8,plan=8/2@features.24/1@classifier",
+                )  # fmt: skip
+            found.append((int(devices), module))
+        return found
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Arguments of `planner.plan`, times in ns."""
+        return {
+            "amplification": self.amplification,
+            "deadline_ns": None if self.deadline_ms is None else self.deadline_ms * 1e6,
+            "device_ns": None if self.device_ms is None else self.device_ms * 1e6,
+        }
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """Return why layers cannot run on different devices; None if they can."""
+        if (reason := super().why_not(graph, workload)) is not None:
+            return reason
+        for task in np.flatnonzero(graph.tasks.phase == StepPhase.FORWARD).tolist():
+            if _BATCH_NORM in graph.task(task).name:
+                return (
+                    f"batch norm '{graph.task(task).module}' would normalise the samples of each "
+                    "device separately"
+                )
+        options = device_options(self.workers, graph.samples)
+        for devices, _ in self.bursts:
+            if devices not in options:
+                return f"{graph.samples} samples do not divide among {devices} devices"
+        if len(options) < 2:
+            return f"{graph.samples} samples do not divide among 2 to {self.workers} devices"
+        return next(filter(None, (size.why_not(graph) for size in self._sizes(graph))), None)
+
+    def required_timings(self, graph: Graph) -> Sequence[Any]:
+        """Return the operators at every share of the batch, and copies of gradients."""
+        of_sizes = [call for size in self._sizes(graph) for call in size.required_timings(graph)]
+        return [*of_sizes, *(copying(gradient.spec) for gradient in gradients(graph))]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Run each layer on its share of the batch; insert moves and exchanges of gradients."""
+        cluster = self.need_cluster(context)
+        # Fails if there are too few devices.
+        self.group(cluster)
+        steps = self._steps(graph, context)
+        chosen = self._chosen(graph, cluster, steps)
+        found = {name_of(boundary): boundary for boundary in _layers(graph)}
+        parts = [
+            (devices, found.get(chosen.layers[first])) for devices, first in chosen.bursts
+        ]  # fmt: skip
+        where = cut(graph, [boundary.module for _, boundary in parts if boundary is not None])
+        resized = _resized(graph, where, [steps[devices] for devices, _ in parts])
+        edit = Editor(resized, str(self))
+        end = last_backward(graph)
+        for number, (devices, boundary) in enumerate(parts):
+            if boundary is not None:
+                before = parts[number - 1][0]
+                _move(edit, graph, cluster, where, number, before, devices)
+            if devices > 1:
+                own = set(where.backward(number).tolist())
+                in_part = [gradient for gradient in gradients(graph) if gradient.task in own]
+                _reduce(edit, context, cluster, in_part, devices, end)
+        what = f"plan={chosen.spec}; {format_duration(chosen.device_ns)} of device time"
+        edited = edit.apply(what)
+        return replace(edited, meta={**graph.meta, "workers": max(chosen.devices)})
+
+    def candidates(self, graph: Graph, context: Context) -> list[BurstPlan]:
+        """Return the plans that no other plan dominates in time and device time, fastest first."""
+        cluster, steps = self.need_cluster(context), self._steps(graph, context)
+        layers = self._costs(graph, cluster, steps)
+        return planner.pareto(layers, list(steps), amplification=self.amplification)
+
+    def _sizes(self, graph: Graph) -> list[BatchSize]:
+        options = device_options(self.workers, graph.samples)
+        if self.plan:
+            options = tuple({devices for devices, _ in self.bursts} & set(options))
+        return [BatchSize(str(graph.samples // devices)) for devices in options if devices > 1]
+
+    def _steps(self, graph: Graph, context: Context) -> dict[int, Graph]:
+        """Return the step at each device's share of the batch, by number of devices."""
+        steps = {1: graph}
+        for size in sorted(self._sizes(graph), key=lambda size: -int(size.samples)):
+            steps[graph.samples // int(size.samples)] = size.predict(graph, context)
+        return steps
+
+    def _costs(self, graph: Graph, cluster: Cluster, steps: dict[int, Graph]) -> list[BurstLayer]:
+        found = _layers(graph)
+        where = cut(graph, [boundary.module for boundary in found])
+        passes = [
+            np.concatenate([where.forward[n], where.backward(n)]) for n in range(len(found) + 1)
+        ]
+        times: Floats = np.array(
+            [
+                [
+                    float((step.tasks.duration_ns + step.tasks.gap_ns)[tasks].sum())
+                    for step in steps.values()
+                ]
+                for tasks in passes
+            ]
+        )
+        owner = {task: n for n, tasks in enumerate(passes) for task in tasks.tolist()}
+        nbytes = np.bincount(
+            [owner[gradient.task] for gradient in gradients(graph)],
+            [gradient.spec.nbytes for gradient in gradients(graph)],
+            len(passes),
+        )
+        outputs = [*(float(boundary.spec(graph).nbytes) for boundary in found), 0.0]
+        names = ["", *map(name_of, found)]
+        return burst_layers(cluster, list(steps), names, times, nbytes.tolist(), outputs)
+
+    def _chosen(self, graph: Graph, cluster: Cluster, steps: dict[int, Graph]) -> BurstPlan:
+        layers, options = self._costs(graph, cluster, steps), list(steps)
+        if self.plan:
+            names = [layer.name for layer in layers]
+            counts = planner.spread(self.bursts, names)
+            layers = [
+                replace(layer, work_ns=np.where(np.equal(options, g), layer.work_ns, np.inf))
+                for layer, g in zip(layers, counts, strict=True)
+            ]
+            return planner.plan(layers, options)
+        # The times of layers exclude the update and what precedes the forward pass.
+        limits = self.limits
+        if limits["deadline_ns"] is not None:
+            everything = replay(graph).step_ns
+            limits["deadline_ns"] -= everything - sum(float(layer.work_ns[0]) for layer in layers)
+        return planner.plan(layers, options, **limits)
+
+    def apply(self, built: BuiltWorkload) -> None:
+        """Run the layers of this process, one of `workers` that have joined a group.
+
+        Raises:
+            WorkloadError: the group has another size, or the model cannot run in bursts.
+        """
+        from slipstream.techniques.burst.runner import run_in_bursts
+
+        self.need_joined()
+        self.need_part(built.model, "the model")
+        if not built.training or built.own_step:
+            raise WorkloadError(
+                "burst needs the loss and the optimizer of the step",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        run_in_bursts(built, self.bursts, self.limits)
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        return self.by_hand(
+            "", "see torch.distributed.tensor: redistribute activations between DeviceMeshes"
+        )
+
+
+def name_of(boundary: Boundary) -> str:
+    """Return the module that begins there, without the name of the model."""
+    return boundary.module.partition(".")[2] or boundary.module
+
+
+def _layers(graph: Graph) -> list[Boundary]:
+    """Return where the layers but the first begin: children of ``nn.Sequential``, if it is one."""
+    classes: Any = graph.meta.get("modules")
+    found = boundaries(graph)
+    if not isinstance(classes, dict) or not found:
+        return list(found)
+    kinds = [
+        {classes.get(".".join(words[:n])) for n in range(1, len(words))}
+        for words in (boundary.module.split(".") for boundary in found)
+    ]
+    return [at for at, kind in zip(found, kinds, strict=True) if kind == {"Sequential"}] or [*found]
+
+
+def _resized(graph: Graph, where: Cut, steps: Sequence[Graph]) -> Graph:
+    """Return the step whose part n has the times, calls and allocations of ``steps[n]``."""
+    tasks, memory = graph.tasks.take(np.arange(len(graph))).columns(), graph.memory
+    calls, nbytes = [*graph.calls], memory.nbytes.copy()
+    for number, step in enumerate(steps):
+        if step is graph:
+            continue
+        part = np.concatenate([where.forward[number], where.backward(number)])
+        for name in ("duration_ns", "gap_ns", "spread", "provenance"):
+            tasks[name][part] = step.tasks.columns()[name][part]
+        call = step.tasks.call[part]
+        tasks["call"][part] = np.where(call >= 0, call + len(calls), -1)
+        calls += step.calls
+        own = np.isin(memory.producer, part) | ((memory.role == Role.INPUT) & (number == 0))
+        nbytes[own] = step.memory.nbytes[own]
+    return replace(
+        graph, tasks=Tasks(**tasks), calls=tuple(calls), shrunk=(),
+        memory=replace(memory, nbytes=nbytes),
+    )  # fmt: skip
+
+
+def _move(
+    edit: Editor, graph: Graph, cluster: Cluster, where: Cut, number: int, before: int, devices: int
+) -> None:
+    """Insert the moves of activations to a part, and of their gradients back."""
+    boundary, backward = where.boundaries[number - 1], where.backward(number)
+    nbytes = boundary.spec(graph).nbytes
+    ready = int(where.forward[number - 1].max())
+    handle = insert_exchange(
+        edit, cluster, reshard(nbytes, before, devices), beside=ready, ready=ready,
+        awaited=boundary.task, name="move activations", purpose="activation",
+    )  # fmt: skip
+    if len(graph.memory):
+        last = int(backward.max(initial=where.forward[number].max()))
+        edit.allocate(nbytes // devices, Role.ACTIVATION, handle, last)
+    if len(earlier := where.backward(number - 1)):
+        ready = int(backward.max())
+        insert_exchange(
+            edit, cluster, reshard(nbytes, devices, before), beside=ready, ready=ready,
+            awaited=int(earlier.min()), name="move gradients", purpose="activation",
+        )  # fmt: skip
+
+
+def _reduce(
+    edit: Editor, context: Context, cluster: Cluster, part: list[Gradient], devices: int, end: int
+) -> None:
+    """Insert all-reduces of a part's gradients, in buckets, which the update awaits."""
+    for bucket in ddp_buckets(part, DEFAULT_MIB):
+        copies = [
+            put_copy(edit, context, gradient.spec, gradient.task, "into bucket")
+            for gradient in bucket
+        ]
+        back = [put_copy(edit, context, gradient.spec, end, "out of bucket") for gradient in bucket]
+        insert_exchange(
+            edit, cluster,
+            Collective("all_reduce", nbytes_of(bucket), Group.of(np.arange(devices))),
+            beside=bucket[-1].task, ready=copies[-1], awaited=back[0],
+            tensors=tuple(gradient.spec for gradient in bucket),
+            modules=tuple(gradient.module for gradient in bucket), name="all_reduce of gradients",
+        )  # fmt: skip

@@ -1,0 +1,111 @@
+"""Predicted bursts: settings, reasons against them, plans, times and memory of the step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slipstream.cluster import Cluster
+from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
+from slipstream.graph import Graph, Kind, StepPhase, replay
+from slipstream.technique import combine, parse, refusal
+from slipstream.techniques.burst.technique import Burst
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Predicted
+from slipstream.workload.built import build_from
+from small_steps import FAST, SLOW, context, graph_of, shared, tail_heavy
+from tiny_models import parts
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return tail_heavy()
+
+
+def test_settings_are_checked_and_written_back() -> None:
+    (technique,) = parse("burst:4,plan=4/1@6,amplification=2")
+    assert str(technique) == "burst:4,amplification=2.0,plan=4/1@6"
+    for text, problem in (
+        ("burst:1", "1 is not between 2 and"),
+        ("burst:2,amplification=0.5", "0.5 is below 1"),
+        ("burst:2,deadline_ms=-1", "-1.0 is not a positive number"),
+        ("burst:2,plan=2/1", "'1' in '2/1' cannot be read"),
+        ("burst:2,plan=x", "'x' in 'x' cannot be read"),
+        ("burst:2,plan=4", "4 is not between 1 and workers=2"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=problem):
+            parse(text)
+    with pytest.raises(UsageError, match="'burst' cannot be combined with 'ddp'"):
+        parse("ddp:2+burst:2")
+
+
+def test_reasons_against_bursts(graph: Graph) -> None:
+    assert "batch norm 'model.stem.1' would normalise" in str(refusal(Burst(), graph_of("conv")))
+    assert refusal(Burst(5, plan="5"), graph) == "256 samples do not divide among 5 devices"
+    with pytest.raises(WorkloadError, match="needs 2 processes, but this is a single one"):
+        build_from(parts("transformer"), (Burst(),), 0, "test")
+    with pytest.raises(InvalidArgumentError, match="no later layer begins module 'x'"):
+        shared(graph, FAST, "burst:2,plan=2/1@x")
+
+
+def test_one_device_takes_the_plain_step(graph: Graph) -> None:
+    alone = shared(graph, SLOW, "burst:4,plan=1")
+    assert replay(alone).step_ns == replay(graph).step_ns
+    assert alone.workers == 1
+    # Gradients and activations over this network take longer than all computing.
+    assert "plan=1;" in shared(graph, SLOW, "burst:4").edits[-1].what
+    assert shared(graph, SLOW, "burst:4").workers == 1
+
+
+def test_moves_and_gradients_are_sent_by_the_devices_of_their_layers(graph: Graph) -> None:
+    made = shared(graph, SLOW, "burst:4,plan=4/2@3/1@6")
+    assert (made.samples, made.workers) == (256, 4)
+    rows = {
+        (row.collective.group.ranks, len(row.collective.servers), row.collective.kind): row
+        for row in made.exchanges
+        if row.collective.group is not None
+    }
+    assert list(rows) == [
+        (4, 2, "reshard"), (2, 1, "reshard"), (1, 2, "reshard"), (2, 0, "all_reduce"),
+        (2, 4, "reshard"), (4, 0, "all_reduce"),
+    ]  # fmt: skip
+    # 256 rows of 48 numbers; three layers of 48 x 48 weights and 48 biases.
+    assert rows[4, 2, "reshard"].collective.nbytes == 256 * 48 * 4
+    assert rows[4, 0, "all_reduce"].collective.nbytes == 3 * 49 * 48 * 4
+    # The first device receives half of the 64 rows that it gets... from rank 2.
+    assert rows[4, 2, "reshard"].sent_bytes == 64 * 48 * 4
+    tasks = made.tasks
+    communicates = np.flatnonzero(tasks.kind == Kind.COMMUNICATION)
+    assert len(communicates) == 6
+    assert (tasks.phase[communicates] != StepPhase.OPTIMIZER).all()
+    assert replay(made).peak_bytes < replay(graph).peak_bytes
+
+
+def test_limits_choose_cheaper_plans(graph: Graph) -> None:
+    cluster = Cluster.load("workers=8,link=10gbit,latency=5us")
+    technique = Burst(8)
+    plans = technique.candidates(graph, context(cluster))
+    assert plans[0].time_ns < plans[-1].time_ns
+    assert plans[0].device_ns > plans[-1].device_ns
+    assert set(plans[-1].devices) == {1}
+    budget = plans[len(plans) // 2]
+    text = f"burst:8,device_ms={budget.device_ns / 1e6 + 1e-9!r}"
+    assert f"plan={budget.spec};" in combine(graph, parse(text), context(cluster)).edits[-1].what
+    with pytest.raises(InvalidArgumentError, match="no plan is within the limit"):
+        shared(graph, cluster, "burst:8,device_ms=1e-9")
+
+
+def test_predict_reports_what_bursts_send(graph: Graph) -> None:
+    after, refused = predict(graph, ["burst:2,plan=2/1@6", "burst:3,plan=3"], cluster=FAST)
+    assert isinstance(after, Predicted)
+    assert after.shared is not None
+    assert after.shared.workers == 2
+    assert after.shared.sent_bytes > 0
+    assert "do not divide among 3 devices" in str(refused.why_not)
+
+
+def test_a_plan_is_a_placement_of_nested_devices(graph: Graph) -> None:
+    plan = Burst(4).candidates(graph, context(FAST))[0]
+    placement = plan.placement(graph.samples)
+    assert placement.samples == 256
+    assert [len(part.devices) for part in placement.parts] == [g for g, _ in plan.bursts]
