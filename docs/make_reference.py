@@ -44,6 +44,7 @@ MODULES = (
     "slipstream.hardware",
     "slipstream.nas",
     "slipstream.nas.codesign",
+    "slipstream.engines.aggregation",
     "slipstream.engines.storage",
     "slipstream.ship",
     "slipstream.ship.stability",

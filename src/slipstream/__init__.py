@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         sparse,
     )
     from slipstream.cluster import Cluster
-    from slipstream.engines import storage
+    from slipstream.engines import aggregation, storage
     from slipstream.graph import Graph, load
     from slipstream.nas import codesign
     from slipstream.report import write_report
@@ -83,6 +83,7 @@ _HOMES = {
     "slipstream.workload": ("BuiltWorkload", "Workload"),
 }
 _PACKAGES = {
+    "aggregation": "slipstream.engines.aggregation",
     "burst": "slipstream.techniques.burst",
     "cluster": "slipstream.cluster",
     "codesign": "slipstream.nas.codesign",
@@ -124,6 +125,7 @@ __all__ = [
     "Space",
     "Workload",
     "advise",
+    "aggregation",
     "apply",
     "batch_model",
     "burst",

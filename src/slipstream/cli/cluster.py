@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.cli import cluster_aggregate
 from slipstream.cli._options import Json, load_cluster
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ app = typer.Typer(
     epilog="A cluster is a preset, a TOML file, or a short form such as "
     "workers=4,link=1gbit,latency=50us. Start with: slipstream cluster show",
 )
+app.add_typer(cluster_aggregate.app, name="aggregate")
 
 _Cluster = Annotated[
     str, typer.Option("--cluster", metavar="CLUSTER", help="A preset, a TOML file or a short form.")

@@ -36,10 +36,11 @@ class Tree:
     delay_ns: float
 
 
-def aggregation_tree(topology: Topology, devices: Sequence[int]) -> Tree:
+def aggregation_tree(topology: Topology, devices: Sequence[int], number: int = 0) -> Tree:
     """Return the tree over these devices, rooted at the aggregating switch nearest to all.
 
-    If several are equally near, groups use different ones.
+    If several are equally near, groups use different ones, and so do the trees of one group that
+    have consecutive numbers.
 
     Raises:
         ClusterError: no switch aggregates, or none is connected to all devices in both directions.
@@ -63,7 +64,7 @@ def aggregation_tree(topology: Topology, devices: Sequence[int]) -> Tree:
     if not np.isfinite(far).any():
         raise ClusterError("no aggregating switch is connected to all devices of the group")
     nearest = np.flatnonzero((far == far.min()) & (total == total[far == far.min()].min()))
-    chosen = int(nearest[int(devices[0]) % nearest.size])
+    chosen = int(nearest[(int(devices[0]) + number) % nearest.size])
     root, up = int(roots[chosen]), after[chosen]
 
     order = sorted(_above(members.tolist(), up, root), key=lambda n: -hops[chosen, n])

@@ -122,6 +122,23 @@ class Netlab:
         finally:
             self._put_shapes()
 
+    def switch_host(self, mtu: int = 9000) -> tuple[str, Host]:
+        """Raise the MTU of all cables, and give the first switch an address.
+
+        Returns:
+            The address, and a host for processes that run at the switch, before shaped cables.
+        """
+        address = f"{_NETWORK}.{_MAX_HOSTS + 1}"
+        racks, hosts = range(self.racks), range(self.hosts)
+        joined = [f"{end}{rack}" for rack in racks[1:] for end in ("up", "down")]
+        lines = [f"link set {name} mtu {mtu}" for name in (*(f"h{h}" for h in hosts), *joined)]
+        lines += [f"link set br{rack} mtu {mtu}" for rack in racks]
+        for host in hosts:
+            _batch(self.pids[host], "ip", [f"link set {INTERFACE} mtu {mtu}"])
+        lines += ["link set lo up", f"addr add {address}/24 dev br0"]
+        _batch(self.pids[-1], "ip", lines)
+        return address, Host(self.prefix(-1), "br0")
+
     def unplug(self, host: int) -> None:
         """Disconnect a host's cable, without notice to the other hosts."""
         _batch(self.pids[-1], "ip", [f"link set h{host} down"])

@@ -2,9 +2,8 @@
 
     import slipstream as ss
 
-    with ss.aggregation.Aggregator("10.0.0.9:4700") as aggregator:  # or `cluster aggregate serve`
-        ...
-    ss.aggregation.attach(DistributedDataParallel(model), "10.0.0.9:4700")  # on every rank
+    # slipstream cluster aggregate serve --listen 10.0.0.9:4700, then on every rank:
+    ss.aggregation.attach(DistributedDataParallel(model), "10.0.0.9:4700")
 
 Source: Gebara, Ghobadi, Costa, "In-network aggregation for shared machine learning clusters",
 MLSys 2021.
@@ -12,17 +11,30 @@ MLSys 2021.
 
 from __future__ import annotations
 
-from slipstream.engines.aggregation.aggregator import Aggregator
 from slipstream.engines.aggregation.hook import AggregatedGradients, attach
+from slipstream.engines.aggregation.measuring import AllReduceComparison, compare_all_reduce
 from slipstream.engines.aggregation.member import AggregatorLostError, JobMember
+from slipstream.engines.aggregation.predicting import (
+    FabricLoad,
+    FabricOutcome,
+    FabricPrediction,
+    predict_aggregation,
+)
 from slipstream.engines.aggregation.protocol import TOKEN_VARIABLE, AggregationError
+from slipstream.engines.aggregation.server import AggregationServer
 
 __all__ = [
     "TOKEN_VARIABLE",
     "AggregatedGradients",
     "AggregationError",
-    "Aggregator",
+    "AggregationServer",
     "AggregatorLostError",
+    "AllReduceComparison",
+    "FabricLoad",
+    "FabricOutcome",
+    "FabricPrediction",
     "JobMember",
     "attach",
+    "compare_all_reduce",
+    "predict_aggregation",
 ]

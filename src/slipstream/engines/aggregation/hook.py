@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.engines.aggregation.aggregator import JOIN_S
 from slipstream.engines.aggregation.member import (
     SILENT_S,
     WINDOW,
@@ -27,6 +26,7 @@ from slipstream.engines.aggregation.member import (
     JobMember,
 )
 from slipstream.engines.aggregation.protocol import TOKEN_VARIABLE, AggregationError, parse_address
+from slipstream.engines.aggregation.server import JOIN_S
 from slipstream.errors import InvalidArgumentError, SlipstreamError, SlipstreamWarning, UsageError
 from slipstream.ranks.buckets import BucketThread, need_no_hook
 from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, ProcessGroup

@@ -72,7 +72,7 @@ class _Job:
             lines.try_send(**message)
 
 
-class Aggregator:
+class AggregationServer:
     """A server on one address. Use as a context manager.
 
     Args:
@@ -122,7 +122,7 @@ class Aggregator:
             for work in (self._serve, self._accept)
         ]
 
-    def __enter__(self) -> Aggregator:
+    def __enter__(self) -> AggregationServer:
         for thread in self._threads:
             thread.start()
         return self
