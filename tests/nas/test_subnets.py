@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nas_families import FAMILIES, Basic, resnet
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
@@ -37,6 +36,7 @@ from slipstream.nas import (
 from slipstream.nas.writing import write_module
 from slipstream.provenance import Provenance
 from slipstream.search import Budget
+from slipstream_bench.systems.nas.families import FAMILIES, Basic, resnet
 
 
 @functools.cache

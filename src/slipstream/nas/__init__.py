@@ -8,6 +8,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.nas.estimates import estimate
+    from slipstream.nas.footprint import Footprint, Footprints
     from slipstream.nas.latency import predict_latency
     from slipstream.nas.searching import calibrate, fit, search
     from slipstream.nas.space import ArchitectureSpace, derive_space
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ArchitectureSpace": "space",
+    "Footprint": "footprint",
+    "Footprints": "footprint",
     "Supernet": "supernet",
     "calibrate": "searching",
     "derive_space": "space",
@@ -26,6 +29,8 @@ _HOMES = {
 
 __all__ = [
     "ArchitectureSpace",
+    "Footprint",
+    "Footprints",
     "Supernet",
     "calibrate",
     "derive_space",

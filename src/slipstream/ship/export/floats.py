@@ -212,6 +212,10 @@ class _Tracer:
             node.args[0], "conv", "linear", "add", "mul", "transpose", "average_pool", "max_pool"
         )
         layers = self._model.layers
+        name = self.value(node.args[0])
+        if any(layer.output == name and layer.activation == activation for layer in layers):
+            self.alias(node, node.args[0])  # twice is the same as once
+            return
         if index < 0 or layers[index].activation != "none":
             raise UnsupportedModelError("without a preceding layer that only it reads")
         self._replace(node, index, activation=activation)

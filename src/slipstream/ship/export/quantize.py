@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +64,14 @@ def quantize_model(
         UnsupportedModelError: the model uses unsupported operators.
         InvalidArgumentError: calibration is empty or not finite.
     """
+    traced, grids = calibrated(model, calibration, observer=observer)
+    return network_of(traced, grids, name or type(model).__name__)
+
+
+def calibrated(
+    model: torch.nn.Module, calibration: Iterable[torch.Tensor], *, observer: str = "percentile"
+) -> tuple[FloatModel, dict[str, Quantization]]:
+    """Return the float layers of a model and the grids of their values; see `quantize_model`."""
     if observer not in _OBSERVERS:
         raise UnknownNameError("observer", observer, _OBSERVERS)
     batches = [torch.as_tensor(batch).float() for batch in calibration]
@@ -78,8 +86,19 @@ def quantize_model(
         raise UnsupportedModelError(
             f"the model has {len(traced.inputs)} inputs; only one is supported"
         )
-    grids = _grids(traced, batches, _OBSERVERS[observer])
-    return _Builder(traced, grids, name or type(model).__name__).network()
+    return traced, _grids(traced, batches, _OBSERVERS[observer])
+
+
+def network_of(traced: FloatModel, grids: Mapping[str, Quantization], name: str) -> Network:
+    """Return the int8 network of float layers whose values have these grids.
+
+    Outputs of pooling and reshapes have the grid of their input.
+    """
+    of_values = dict(grids)
+    for layer in traced.layers:
+        if layer.kind in _SAME_GRID:
+            of_values[layer.output] = of_values[layer.inputs[0]]
+    return _Builder(traced, of_values, name).network()
 
 
 def _grids(

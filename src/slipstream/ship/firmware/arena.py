@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.ship.firmware.planner import Buffer, MemoryPlan, plan_memory
 from slipstream.ship.firmware.program import KernelCall, Program
 
 ALIGN = 16
+Sizes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,74 @@ def _arena(program: Program, seconds: float, *, overlap: bool, merge: bool) -> A
     ]
     where = {number: plan.offsets[at] for number, at in scratch.items()}
     return Arena(plan.peak, tensors, where, tuple(regions), plan)
+
+
+def arena_bounds(
+    program: Program, sizes: Mapping[int, Sizes], scratch: Sequence[Sizes],
+    distances: Sequence[Sequence[Sizes]],
+) -> Sizes:  # fmt: skip
+    """Return lower bounds of the arenas of networks that differ from `program` in sizes only.
+
+    All sizes are multiples of `ALIGN`.
+
+    Args:
+        sizes: bytes by index of tensor, int64 [networks].
+        scratch: bytes of each step's scratch.
+        distances: as `KernelCall.distances` of each step, in the order of its inputs.
+    """
+    lives = _lives(program)
+    bounds = [
+        _bound(program, lives, sizes, scratch, distances, merge=merge) for merge in (True, False)
+    ]
+    return np.minimum(*bounds)
+
+
+def _bound(
+    program: Program, lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, Sizes],
+    scratch: Sequence[Sizes], distances: Sequence[Sequence[Sizes]], *, merge: bool,
+) -> Sizes:  # fmt: skip
+    """Return `MemoryPlan.bound` of the buffers that `_arena` makes, over all networks."""
+    groups = _groups(program, lives, merge)
+    shared: dict[tuple[int, int], Sizes] = {}
+    for number, step in enumerate(program.steps):
+        ending = _ends_here(program, lives, number, step)
+        for (root, distance), apart in zip(ending, distances[number], strict=False):
+            if distance is not None:
+                shared[step.output, root] = apart
+    live = [size.copy() for size in scratch]
+    spans = [(min(lives[r][0] for r in g), max(lives[r][1] for r in g)) for g in groups]
+    whole = [functools.reduce(np.maximum, [sizes[root] for root in group]) for group in groups]
+    for (first, last), size in zip(spans, whole, strict=True):
+        for at in range(first, last + 1):
+            live[at] += size
+    for a, b in itertools.combinations(range(len(groups)), 2):
+        first, last = max(spans[a][0], spans[b][0]), min(spans[a][1], spans[b][1])
+        pairs = [
+            (whole[low], needed)
+            for low, up in ((a, b), (b, a))
+            if first <= last
+            and (needed := _needed(groups[low], groups[up], lives, sizes, shared)) is not None
+        ]
+        if not pairs or all(needed is size for size, needed in pairs):
+            continue  # they never overlap
+        saved = functools.reduce(np.maximum, [size - np.minimum(size, n) for size, n in pairs])
+        for at in range(first, last + 1):
+            live[at] -= saved
+    return functools.reduce(np.maximum, [*live, *whole])
+
+
+def _needed(
+    low: Sequence[int], up: Sequence[int], lives: Mapping[int, tuple[int, int]],
+    sizes: Mapping[int, Sizes], shared: Mapping[tuple[int, int], Sizes],
+) -> Sizes | None:  # fmt: skip
+    """Return the distance between two groups, as `_distances` does; None if never live together."""
+    found = [
+        shared.get((a, b), sizes[a])
+        for a in low
+        for b in up
+        if lives[a][0] <= lives[b][1] and lives[b][0] <= lives[a][1]
+    ]
+    return functools.reduce(np.maximum, found) if found else None
 
 
 @dataclass(frozen=True)
