@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from slipstream.durations import Durations, Ratio, Timing
+from slipstream.durations import Durations, Ratio, Timing, TimingRequest
 from slipstream.graph import Call, Graph, replace_tasks
 from slipstream.provenance import Provenance
 from slipstream.technique import Context
@@ -53,8 +53,9 @@ class BytesMoved(KnownDurations):
         return Timing(bytes_ns(call), 0.0, Provenance.MICROBENCHMARK)
 
 
-def bytes_ns(call: Call) -> float:
+def bytes_ns(call: Call | TimingRequest) -> float:
     """Return the duration of a call by `BytesMoved`."""
+    call = call.call if isinstance(call, TimingRequest) else call
     return 1000.0 + sum(spec.nbytes for spec in (*call.inputs, *call.outputs))
 
 
