@@ -33,7 +33,7 @@ _FLOW = (
 )  # fmt: skip
 _ENGINES = ("cluster", "scale", "netlab", "search", "storage")
 _TOOLS = (
-    "ship", "hw", "xray", "loops", "nas", "stability", "hfuse", "serve", "mlperf", "measure",
+    "ship", "hw", "xray", "loops", "synth", "nas", "stability", "hfuse", "serve", "mlperf", "measure",
     "results", "data", "dedup", "bench", "doctor", "demo",
 )  # fmt: skip
 _INTERRUPTED = 130

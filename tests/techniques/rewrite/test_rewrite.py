@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import sqlite3
+import copy
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from slipstream.errors import SlipstreamError
+from model_uses import check_uses
+from slipstream.durations import Durations
+from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.graph import TensorSpec
 from slipstream.surgery.fx import trace_of
+from slipstream.technique import Context
+from slipstream.techniques.rewrite import rules
 from slipstream.techniques.rewrite.expression import Constant, Expression, Instruction, Ref
 from slipstream.techniques.rewrite.rules import Rule, RuleStore, find_rules, use_rules
 from slipstream.techniques.rewrite.search import Enumeration
+from slipstream.techniques.rewrite.technique import Rewrite
 from slipstream.techniques.rewrite.tracing import TracingBackend
 from slipstream.techniques.rewrite.verify import why_different
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recorded import build, graph_of, mlp
 
 _ROWS = TensorSpec("float32", (32, 48), (48, 1))
 
@@ -107,18 +118,17 @@ def test_an_expression_survives_json_with_its_source() -> None:
 
 
 def test_a_damaged_rule_is_reported_with_its_file(tmp_path: Path) -> None:
-    store = RuleStore(tmp_path / "rules.db")
+    store = RuleStore(tmp_path / "rules.json")
     store.add(Rule(GELU, GELU, (), (_ROWS,)))
-    assert store.rules() == [Rule(GELU, GELU, (), (_ROWS,))]
-    with sqlite3.connect(tmp_path / "rules.db") as connection:
-        connection.execute("UPDATE verdict SET rule = '[1, 2]'")
-    connection.close()
-    with pytest.raises(SlipstreamError, match=r"rules\.db"):
-        store.rules()
+    store.save([])
+    assert RuleStore(tmp_path / "rules.json").rules() == [Rule(GELU, GELU, (), (_ROWS,))]
+    (tmp_path / "rules.json").write_text("[[[1, 2], null]]")
+    with pytest.raises(SlipstreamError, match=r"rules\.json"):
+        RuleStore(tmp_path / "rules.json")
 
 
 class Clumsy(nn.Module):
-    """A manual softmax between two linear layers."""
+    """A manual softmax and a manual GELU between two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,27 +137,112 @@ class Clumsy(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x)
         e = torch.exp(y - y.amax(-1, keepdim=True))
-        return self.last(e / e.sum(-1, keepdim=True))
+        y = e / e.sum(-1, keepdim=True)
+        return self.last(0.5 * y * (1 + torch.erf(y / 2**0.5)))
 
 
-def test_found_rules_replace_the_subgraph_of_another_model(tmp_path: Path) -> None:
-    store = RuleStore(tmp_path / "rules.db")
-    x = torch.randn(32, 48)
+_RULES = (
+    (SOFTMAX, ("softmax", Ref(0), -1), (
+        ("amax", (-1,), (-1,)), ("sub", (), (-1, 0)), ("exp", (), (1,)), ("sum", (-1,), (2,)),
+        ("div", (), (2, 3)),
+    )),
+    (GELU, ("gelu", Ref(0)), (
+        ("mul", (), (-1,)), ("div", (), (-1,)), ("erf", (), (1,)), ("add", (), (2,)),
+        ("mul", (), (0, 3)),
+    )),
+)  # fmt: skip
+"""Rules whose gains do not depend on the machine that runs the tests."""
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuleStore:
+    """Make the rules of softmax and GELU the known ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = RuleStore()
+    for pattern, replacement, rows in _RULES:
+        store.add(Rule(pattern, _expression(replacement), rows, (_ROWS,), gains=(3.0, 2.0)))
+    store.save([])
+    return store
+
+
+def clumsy(batch_size: int = 32) -> object:
+    model = Clumsy()
+    batch = torch.randn(batch_size, 48), torch.randn(batch_size, 48)
+    return model, batch, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_search_finds_rules_and_judges_them_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "gains", lambda pattern, replacement, specs: (1.5, 0.5))
+    store = RuleStore(tmp_path / "rules.json")
 
     def search(traced: GraphModule) -> None:
-        find_rules(trace_of(traced), store, max_ops=1, budget_s=60)
+        assert find_rules(trace_of(traced), store, max_ops=1, budget_s=60)
 
-    torch.compile(Clumsy(), backend=TracingBackend(search), dynamic=False)(x)  # type: ignore[call-overload]
-    assert "torch.softmax(a, dim=-1)" in [rule.replacement.source for rule in store.rules()]
-    torch._dynamo.reset()
+    backend: Any = TracingBackend(search)
+    torch.compile(Clumsy(), backend=backend, dynamic=False)(torch.randn(32, 48))
+    assert backend.reasons == []
+    found = {rule.replacement.source: rule for rule in store.rules()}
+    assert {"torch.softmax(a, dim=-1)", "F.gelu(a)"} <= set(found)
+    rule = found["F.gelu(a)"]
+    assert (rule.is_faster(training=False), rule.is_faster(training=True)) == (True, False)
+    monkeypatch.setattr(rules, "gains", lambda pattern, replacement, specs: (1.0, 1.0))
+    assert rules._judged(replace(rule, gains=(0.0, 0.0)), store) is None
 
-    model, changed = Clumsy(), Clumsy()
-    changed.load_state_dict(model.state_dict())
-    replaced, _ = use_rules(changed, store)
-    expected, actual = model(x), changed(x)
-    assert replaced == ["torch.softmax(a, dim=-1)"]
-    torch.testing.assert_close(actual, expected)
-    expected.square().sum().backward()
-    actual.square().sum().backward()
+
+def test_a_rewritten_model_bears_the_uses_of_a_model(known: RuleStore) -> None:
+    def make() -> nn.Module:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Clumsy()
+        use_rules(model, known)
+        return model
+
+    check_uses(make, torch.randn(4, 48))
+
+
+def test_gradients_of_a_rewritten_model_are_those_of_the_original(known: RuleStore) -> None:
+    model, x = Clumsy(), torch.randn(32, 48)
+    changed = copy.deepcopy(model)
+    replaced, _ = use_rules(changed, known, training=True)
+    for each in (model, changed):
+        each(x).square().sum().backward()
+    assert len(replaced) == 2
     for ours, theirs in zip(model.parameters(), changed.parameters(), strict=True):
         torch.testing.assert_close(theirs.grad, ours.grad)
+
+
+def test_the_step_is_predicted_with_the_measured_gains(known: RuleStore) -> None:
+    graph = graph_of(clumsy)
+    technique = Rewrite()
+    assert technique.why_not(graph) is None
+    predicted = technique.predict(graph, Context(Durations(1)))
+    names, before = ([g.task(n).name for n in range(len(g))] for g in (predicted, graph))
+    assert names.count("slipstream::rewrite") == 4
+    assert "aten::erf" in before
+    assert "aten::erf" not in names
+    assert "2 subgraphs of 10 operators" in predicted.edits[-1].what
+
+
+def test_rewrite_does_not_apply_without_rules_that_match(
+    known: RuleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = Rewrite().why_not(graph_of(mlp))
+    assert reason is not None
+    assert "none of the 2 known rules applies" in reason
+    with pytest.raises(WorkloadError, match="no known rule applies"):
+        build(mlp, Rewrite())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    assert "no rules are known" in str(Rewrite().why_not(graph_of(mlp)))
+
+
+def test_apply_rewrites_a_workload_and_restores_one_that_differs(known: RuleStore) -> None:
+    built = build(clumsy, Rewrite())
+    assert built.model._compiled_call_impl is not None
+    torch._dynamo.reset()
+    wrong = replace(known.rules()[1], replacement=_expression(("relu", Ref(0))))
+    (tmp := RuleStore()).add(wrong)
+    tmp.save([])
+    with pytest.raises(WorkloadError, match="computes something else"):
+        build(clumsy, Rewrite())

@@ -181,6 +181,8 @@ class Expression:
     def _text(self, argument: Any, texts: Sequence[str]) -> str:
         if isinstance(argument, Ref):
             return texts[argument.index]
+        if isinstance(argument, tuple):
+            return f"[{', '.join(self._text(item, texts) for item in argument)}]"
         value = scalar(argument, self.constants)
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 

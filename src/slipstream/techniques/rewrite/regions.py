@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from slipstream.graph import Call, TensorSpec
-from slipstream.graph.traffic import short_name
+from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.graph.operations import Operation, operations_of
+from slipstream.graph.traffic import is_view as is_view_call
+from slipstream.graph.traffic import short_name, traffic
 from slipstream.surgery.fx import TracedGraph, arguments_of
 from slipstream.techniques.rewrite.expression import (
     Constant,
@@ -76,24 +78,55 @@ def _name_and_dims(call: Call) -> tuple[str, tuple[int, ...]]:
 
 def traced_steps(traced: TracedGraph) -> list[Step]:
     """Return the steps of a traced graph, one per operation."""
-    maker = {v: n for n, made in enumerate(traced.outputs) for v in made}
+    maker = {value: n for n, made in enumerate(traced.outputs) for value in made}
     operators = set(traced.nodes)
-    readers: list[set[int]] = [set() for _ in traced.operations]
-    read = {value for inputs in traced.inputs for value in inputs}
+    others = {
+        value
+        for node, value in traced.value.items()
+        for user in node.users
+        if value in maker and user not in operators and traced.value.get(user) != value
+    }
+    specs = [operation.call.inputs for operation in traced.operations]
+    return _steps(traced.operations, traced.inputs, specs, traced.leaving | others)
+
+
+def recorded_steps(graph: Graph) -> tuple[list[Step], list[int]]:
+    """Return the forward steps of a recorded step, and the task of each."""
+    operations, lasting = operations_of(graph)
+    forward = [o for o in operations if o.part == StepPhase.FORWARD and not is_view_call(o.call)]
+    inputs = [tuple(value for value, _ in o.reads) for o in forward]
+    specs = [
+        [spec for spec, n in zip(o.call.inputs, traffic(o.call).reads, strict=True) if n]
+        for o in forward
+    ]
+    return _steps(forward, inputs, specs, lasting), [o.task for o in forward]
+
+
+def _steps(
+    operations: Sequence[Operation],
+    inputs: Sequence[Sequence[int]],
+    specs: Sequence[Sequence[TensorSpec]],
+    leaving: Collection[int],
+) -> list[Step]:
+    """Return a step per operation.
+
+    Args:
+        inputs, specs: per operation the values that it reads, and their specs.
+        leaving: values that have other readers.
+    """
+    maker = {value: n for n, o in enumerate(operations) for value, _ in o.writes}
+    read = {value for values in inputs for value in values}
+    readers: list[set[int]] = [set() for _ in operations]
     for value, n in maker.items():
         # The second result of max, its indices, is never replaced.
-        if value in traced.leaving or (value != traced.outputs[n][0] and value in read):
+        if value in leaving or (value != operations[n].writes[0][0] and value in read):
             readers[n].add(-1)
-    for node, value in traced.value.items():
-        for user in node.users:
-            inner = user in operators or traced.value.get(user) == value
-            if value in maker and not inner:
-                readers[maker[value]].add(-1)
     rows = []
-    for n, operation in enumerate(traced.operations):
-        name, dims = _name_and_dims(operation.call)
+    for n, operation in enumerate(operations):
+        complete = len(inputs[n]) == len(specs[n])
+        name, dims = _name_and_dims(operation.call) if complete else ("", ())
         operands = []
-        for value, spec in zip(traced.inputs[n], operation.call.inputs, strict=True):
+        for value, spec in zip(inputs[n], specs[n], strict=False):
             if value in maker:
                 readers[maker[value]].add(n)
                 operands.append(maker[value])
@@ -108,19 +141,20 @@ def candidates(steps: Sequence[Step], root: int) -> list[frozenset[int]]:
 
     They are cut at a distance from `root`, and where a single value separates them from the rest.
     """
-    distance, cone = {root: 0}, [root]
-    for n in cone:
-        for operand in steps[n].operands:
-            skipped = operand in distance or operand < 0 or len(cone) >= MAX_STEPS
-            if not skipped and steps[operand].name:
-                distance[operand] = distance[n] + 1
-                cone.append(operand)
-    groups = {
-        _closed(steps, root, {n for n in cone if distance[n] <= depth})
-        for depth in set(distance.values())
-    }
-    for cut in cone[1:]:
-        groups.add(_closed(steps, root, set(cone) - {cut}))
+    groups = set()
+    # Without linear layers, since those of attention's inputs are as near as its own products.
+    for excluded in (("",), ("", "addmm", "mm")):
+        distance, cone = {root: 0}, [root]
+        for n in cone:
+            for operand in steps[n].operands:
+                skipped = operand in distance or operand < 0 or len(cone) >= MAX_STEPS
+                if not skipped and steps[operand].name not in excluded:
+                    distance[operand] = distance[n] + 1
+                    cone.append(operand)
+        for depth in set(distance.values()):
+            groups.add(_closed(steps, root, {n for n in cone if distance[n] <= depth}))
+        for cut in cone[1:]:
+            groups.add(_closed(steps, root, set(cone) - {cut}))
     return sorted((group for group in groups if len(group) > 1), key=lambda g: (len(g), sorted(g)))
 
 

@@ -6,47 +6,39 @@ same version of torch.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.capture import put_compiled
-from slipstream.durations.durations import cache_folder
-from slipstream.durations.microbenchmark import random_tensor
+from slipstream.durations.durations import cache_folder, machine_key
 from slipstream.errors import SlipstreamError
+from slipstream.files import read_bytes, write_text
 from slipstream.graph import TensorSpec
 from slipstream.graph.call import decode, encode
-from slipstream.sqlite import open_database
 from slipstream.surgery import fx
 from slipstream.techniques.rewrite import regions
 from slipstream.techniques.rewrite.expression import Expression, is_view
 from slipstream.techniques.rewrite.regions import Pattern, Row, Step
 from slipstream.techniques.rewrite.search import Enumeration
+from slipstream.techniques.rewrite.timing import gains
 from slipstream.techniques.rewrite.tracing import TracingBackend
 from slipstream.techniques.rewrite.verify import why_different
 
 # Values of `at_base` and `viewed` that patterns are read with.
 _VARIANTS = ((False, False), (False, True), (True, False))
-_MIGRATIONS = (
-    """CREATE TABLE verdict (
-        torch TEXT NOT NULL, signature TEXT NOT NULL, replacement TEXT NOT NULL,
-        refuted TEXT, rule TEXT NOT NULL,
-        PRIMARY KEY (torch, signature, replacement)) WITHOUT ROWID;""",
-)
 # CPU seconds per pattern for a search of 1, 2, ... functions.
 _BUDGETS_S = (0.5, 2.0, 6.0, 10.0)
 _MAX_REFUTED = 3
 _MAX_CHECKS = 8
+_MIN_GAIN = 1.05
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,8 @@ class Rule:
         rows: wiring of the pattern's operators, to find it in other models.
         specs: inputs of the pattern where it was found.
         variant: how its expression was read: `at_base` and `viewed` of `pattern_of`.
+        gains: time of the pattern over that of the replacement on `specs`: forward pass, and
+            forward with backward pass.
     """
 
     pattern: Expression
@@ -64,6 +58,11 @@ class Rule:
     rows: tuple[Row, ...]
     specs: tuple[TensorSpec, ...]
     variant: tuple[bool, bool] = (False, False)
+    gains: tuple[float, float] = (0.0, 0.0)
+
+    def is_faster(self, training: bool) -> bool:
+        """Whether the replacement is worth it in a step with or without backward pass."""
+        return self.gains[training] >= _MIN_GAIN
 
     @property
     def signature(self) -> str:
@@ -83,117 +82,122 @@ class Rule:
 
     def to_json(self) -> list[Any]:
         expressions = self.pattern.to_json(), self.replacement.to_json()
-        return [*expressions, self.rows, encode(list(self.specs)), self.variant]
+        return [*expressions, self.rows, encode(list(self.specs)), self.variant, self.gains]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Rule:
-        pattern, replacement, rows, specs, (at_base, viewed) = value
+        pattern, replacement, rows, specs, (at_base, viewed), (forward, both) = value
         return cls(
             Expression.from_json(pattern), Expression.from_json(replacement),
             tuple((name, tuple(dims), tuple(operands)) for name, dims, operands in rows),
-            tuple(decode(specs)), (at_base, viewed),
+            tuple(decode(specs)), (at_base, viewed), (forward, both),
         )  # fmt: skip
 
 
 class RuleStore:
-    """Verdicts about replacements with this version of torch.
+    """Verdicts about replacements on this machine with this version of torch.
+
+    A workload's child process cannot write the file: it returns `added`, for its parent to `save`.
 
     Args:
-        path: the database; ``rewrites.db`` in the folder of cached measurements by default.
+        path: a JSON file; in the folder of cached measurements by default.
+
+    Attributes:
+        added: JSON of the verdicts that are not in the file.
+
+    Raises:
+        SlipstreamError: the file has a rule that is not one on operators of this torch.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path or cache_folder() / "rewrites.db"
-
-    def _rows(self, query: str, *values: str | None) -> list[Any]:
-        with contextlib.closing(open_database(self._path, _MIGRATIONS)) as connection:
-            rows: list[Any] = connection.execute(query, (version("torch"), *values)).fetchall()
-            return rows
-
-    def rules(self) -> list[Rule]:
-        """Return the accepted rules.
-
-        Raises:
-            SlipstreamError: one is not a rule on operators of this torch.
-        """
-        rows = self._rows("SELECT rule FROM verdict WHERE torch = ? AND refuted IS NULL")
+        self._path = path or cache_folder() / f"rewrites-{machine_key()}.json"
+        self._verdicts: dict[str, dict[str, tuple[Rule, str | None]]] = {}
+        self.added: list[Any] = []
+        if not self._path.exists():
+            return
         try:
-            return [Rule.from_json(json.loads(rule)) for (rule,) in rows]
+            for value, refuted in json.loads(read_bytes(self._path)):
+                self._insert(Rule.from_json(value), refuted)
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise SlipstreamError(
                 f"a stored rule cannot be read: {error}", where=str(self._path),
                 remedy="delete the file, and search again",
             ) from error  # fmt: skip
 
-    def refuted(self, signature: str) -> dict[str, str]:
-        """Return the refuted replacements of a pattern, with the reason of each."""
-        columns = "SELECT replacement, refuted FROM verdict WHERE torch = ? AND signature = ? "
-        return dict(self._rows(columns + "AND refuted IS NOT NULL", signature))
+    def _insert(self, rule: Rule, refuted: str | None) -> None:
+        self._verdicts.setdefault(rule.signature, {})[rule.replacement.key] = rule, refuted
+
+    def rules(self) -> list[Rule]:
+        """Return the accepted rules."""
+        every = (verdict for verdicts in self._verdicts.values() for verdict in verdicts.values())
+        return [rule for rule, refuted in every if refuted is None]
+
+    def is_refuted(self, rule: Rule) -> bool:
+        """Whether a check refuted the replacement before."""
+        _, refuted = self._verdicts.get(rule.signature, {}).get(rule.replacement.key, (rule, None))
+        return refuted is not None
 
     def add(self, rule: Rule, refuted: str | None = None) -> None:
-        """Store a rule, or why its replacement was refuted."""
-        self._rows(
-            "INSERT OR REPLACE INTO verdict VALUES (?, ?, ?, ?, ?)",
-            rule.signature, rule.replacement.key, refuted, json.dumps(rule.to_json()),
-        )  # fmt: skip
+        """Add a rule, or why its replacement was refuted."""
+        self._insert(rule, refuted)
+        self.added.append([rule.to_json(), refuted])
+
+    def save(self, added: Sequence[Any]) -> None:
+        """Add the `added` verdicts of another process, and write the file."""
+        for value, refuted in added:
+            self._insert(Rule.from_json(value), refuted)
+        every = (verdict for verdicts in self._verdicts.values() for verdict in verdicts.values())
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self._path, json.dumps([[r.to_json(), refuted] for r, refuted in every]))
 
 
-def why_unsuitable(rule: Rule) -> str | None:
-    """Return why a rule is not accepted: it moves no less memory, or computes something else."""
-    # With the strides of use, which decide what is copied.
-    inputs = [random_tensor(spec) for spec in rule.specs]
-    if _moved(rule.replacement, inputs) >= 0.95 * _moved(rule.pattern, inputs):
-        return "it moves no less memory"
-    return why_different(rule.pattern, rule.replacement, rule.specs)
+def _judged(rule: Rule, store: RuleStore) -> Rule | None:
+    """Time and check a rule; return it with its gains, or None if it is slower or wrong.
 
-
-def _moved(expression: Expression, inputs: Sequence[torch.Tensor]) -> int:
-    """Return how many elements the operators of an expression read and write."""
-    counter = _Counter()
-    with torch.no_grad(), counter:
-        expression.run(inputs)
-    return counter.elements
-
-
-class _Counter(TorchDispatchMode):
-    """Counts the elements that operators move, views apart; 16 more for each call."""
-
-    elements: int = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if not is_view(regions.name_of(func)):
-            leaves = torch.utils._pytree.tree_leaves((args, made))
-            self.elements += 16 + sum(x.numel() for x in leaves if isinstance(x, torch.Tensor))
-        return made
+    The store gets the verdict of the check. A rule that is slower may be faster for other sizes.
+    """
+    if not any(rule.gains):
+        rule = replace(rule, gains=gains(rule.pattern, rule.replacement, rule.specs))
+    if not (rule.is_faster(False) or rule.is_faster(True)):
+        return None
+    reason = why_different(rule.pattern, rule.replacement, rule.specs)
+    store.add(rule, reason)
+    return rule if reason is None else None
 
 
 def find_rules(
-    traced: fx.TracedGraph, store: RuleStore, *, max_ops: int = 2, budget_s: float = 60.0
+    traced: fx.TracedGraph,
+    store: RuleStore,
+    *,
+    max_ops: int = 2,
+    budget_s: float = 60.0,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Rule]:
     """Search the patterns of a graph for cheaper replacements, and store the verdicts.
 
     Args:
         max_ops: functions in a replacement.
         budget_s: no search begins after this CPU time.
+        report: called with a line of progress.
 
     Returns:
         The rules that were found; a later one may include the operators of an earlier one.
     """
     steps, until = regions.traced_steps(traced), time.process_time() + budget_s
     patterns = _distinct(traced, steps)
-    covered = {n for place in known_places(traced, steps, store, []) for n in place.members}
+    covered = [place.members for place in known_places(traced, steps, store)]
     found: list[Rule] = []
     for effort in range(1, max_ops + 1):
-        for unsolved, members in patterns:
+        for n, (unsolved, members) in enumerate(patterns):
+            report(f"{effort} functions: pattern {n + 1} of {len(patterns)}, {len(found)} found")
             left_s = until - time.process_time()
-            inside = members <= covered if effort == 1 else bool(members & covered)
+            inside = any(members <= c if effort == 1 else members & c for c in covered)
             if left_s <= 0 or inside:
                 continue
             rule = _search(unsolved, store, effort, min(_BUDGETS_S[effort - 1], left_s))
             if rule is not None:
                 found.append(rule)
-                covered |= members
+                covered.append(members)
     return found
 
 
@@ -219,17 +223,14 @@ def _specs(pattern: Pattern) -> tuple[TensorSpec, ...] | None:
 
 
 def _search(unsolved: Rule, store: RuleStore, effort: int, seconds: float) -> Rule | None:
-    refuted = store.refuted(unsolved.signature)
     try:
         tried = 0
         for found in Enumeration(unsolved.pattern, unsolved.specs, effort, seconds).candidates():
-            if found.key in refuted:
-                continue
             rule = replace(unsolved, replacement=found)
-            reason = why_unsuitable(rule)
-            store.add(rule, reason)
-            if reason is None:
-                return rule
+            if store.is_refuted(rule):
+                continue
+            if (judged := _judged(rule, store)) is not None:
+                return judged
             tried += 1
             if tried == _MAX_REFUTED:
                 return None
@@ -253,18 +254,19 @@ class Place:
 
 
 def known_places(
-    traced: fx.TracedGraph, steps: Sequence[Step], store: RuleStore, reasons: list[str]
+    traced: fx.TracedGraph, steps: Sequence[Step], store: RuleStore, training: bool | None = None
 ) -> Iterator[Place]:
     """Yield disjoint places that rules of the store replace, large ones first.
 
     A rule that was found with other numbers or dimensions is checked again.
 
     Args:
-        reasons: extended by why rules were not used.
+        training: whether they must be faster with a backward pass, or without; None for either.
     """
     by_rows: dict[tuple[Row, ...], list[Rule]] = {}
     for rule in store.rules():
-        by_rows.setdefault(rule.rows, []).append(rule)
+        if training is None or rule.is_faster(training):
+            by_rows.setdefault(rule.rows, []).append(rule)
     accepted = {rule.signature: rule for rules in by_rows.values() for rule in rules}
     taken: set[int] = set()
     checks = 0
@@ -283,14 +285,10 @@ def known_places(
                 same = [i.op for i in again.pattern.instructions] == [
                     i.op for i in rule.pattern.instructions
                 ]
-                refuted = store.refuted(again.signature)
-                if not same or again.replacement.key in refuted or checks == _MAX_CHECKS:
+                if not same or store.is_refuted(again) or checks == _MAX_CHECKS:
                     continue
                 checks += 1
-                reason = why_unsuitable(again)
-                store.add(again, reason)
-                if reason is not None:
-                    reasons.append(f"{again.replacement.source}: {reason}")
+                if _judged(again, store) is None:
                     continue
                 accepted[again.signature] = again
             taken |= members
@@ -312,11 +310,16 @@ class Replaced(nn.Module):
         return (self.expression.run(inputs).reshape(self._shape).contiguous(),)
 
 
-def use_rules(model: object, store: RuleStore) -> tuple[list[str], list[str]]:
+def use_rules(
+    model: object, store: RuleStore, training: bool | None = None
+) -> tuple[list[str], list[str]]:
     """Route calls of `model` through torch.compile's tracer, with the rules of `store` applied.
 
+    Args:
+        training: see `known_places`.
+
     Returns:
-        Lists that grow when the model runs: what was replaced, and why other rules were not used.
+        Lists that grow when the model runs: what was replaced, and why graphs stayed unchanged.
 
     Raises:
         WorkloadError: the model is already compiled.
@@ -327,7 +330,7 @@ def use_rules(model: object, store: RuleStore) -> tuple[list[str], list[str]]:
         traced = fx.trace_of(module)
         places = [
             place
-            for place in known_places(traced, regions.traced_steps(traced), store, backend.reasons)
+            for place in known_places(traced, regions.traced_steps(traced), store, training)
             if place.pattern.root.meta["val"].is_contiguous()
         ]
         replacements = [
@@ -344,7 +347,7 @@ def use_rules(model: object, store: RuleStore) -> tuple[list[str], list[str]]:
             backend.reasons.append(str(error))
             return None
         replaced.extend(place.rule.replacement.source for place in places)
-        return changed
+        return None if changed is None else fx.simplify(changed)
 
     backend = TracingBackend(change)
     put_compiled(model, backend=backend, dynamic=False)

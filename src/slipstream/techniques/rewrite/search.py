@@ -243,7 +243,8 @@ class Enumeration:
             expression = self._expression(value)
             if self._agrees(expression):
                 yield expression
-            return
+            if value.level:
+                return
         if mark not in self._seen and len(self._values) < MAX_VALUES:
             self._seen.add(mark)
             self._values.append(value)
