@@ -33,8 +33,8 @@ _FLOW = (
 )  # fmt: skip
 _ENGINES = ("cluster", "scale", "netlab", "search", "storage")
 _TOOLS = (
-    "ship", "hw", "xray", "loops", "synth", "nas", "stability", "hfuse", "serve", "mlperf", "measure",
-    "results", "data", "dedup", "bench", "doctor", "demo",
+    "ship", "hw", "xray", "loops", "synth", "nas", "stability", "hfuse", "serve", "mlperf",
+    "measure", "results", "data", "dedup", "bench", "doctor", "demo",
 )  # fmt: skip
 _INTERRUPTED = 130
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
