@@ -96,7 +96,8 @@ class ChipSpace:
 
     def at(self, point: int) -> dict[str, float]:
         """Return the values of a chip by attribute."""
-        return {name: float(getattr(self.chips, name)[point]) for name in self.values}
+        places = np.unravel_index(point, [len(options) for options in self.values.values()])
+        return {name: o[n] for (name, o), n in zip(self.values.items(), places, strict=True)}
 
     def point(self, values: Mapping[str, float]) -> int:
         """Return the number of the chip with these values."""

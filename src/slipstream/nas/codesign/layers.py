@@ -18,12 +18,17 @@ from slipstream.errors import WorkloadError
 from slipstream.graph.call import ITEM_BYTES
 from slipstream.graph.traffic import OperatorClass, map_operations, operator_class, traffic
 from slipstream.hardware import LayerShape, Pass
-from slipstream.nas.coupling import argument
+from slipstream.nas.coupling import RECURRENT, argument
 from slipstream.nas.latency import call_of
 from slipstream.nas.supernet import Subnet, Supernet
 from slipstream.nas.trace import op_name, owner_of
 
 _MATMULS = ("matmul", "mm", "bmm", "linear")
+# Products that `operator_class` does not name, because recorded steps have them in other forms.
+_REFUSED = RECURRENT | {
+    "conv3d", "conv_transpose3d", "tensordot", "bilinear", "inner", "linalg_multi_dot",
+    "chain_matmul", "cdist",
+}  # fmt: skip
 _OUTPUT_STAGE = ("batch_norm", "relu", "relu6", "hardtanh", "clamp", "clamp_min")
 _SOFTMAX_OPERATIONS = 5
 _MIN_DIMENSIONS = 2
@@ -42,14 +47,13 @@ class BatchSubnet(Subnet):
     def __init__(self, net: Supernet, config: Mapping[str, Any], batch: int) -> None:
         super().__init__(net, net.space.checked(config))
         sizes = [n.meta["val"].shape[:1] for n in net.nodes if n.op == "placeholder"]
-        symbol, *_ = [size for shape in sizes for size in shape] or [1]
-        self.batch, self.traced = (
-            batch,
-            symbol if isinstance(symbol, int) else int(symbol.node.hint),
-        )
-        if batch != self.traced and isinstance(symbol, int):
+        size, *_ = [size for shape in sizes for size in shape] or [1]
+        # Sizes that the model's code fixes remain symbols, with a constant value.
+        fixed = size if isinstance(size, int) else size.node.maybe_as_int()
+        self.batch, self.traced = batch, int(size.node.hint) if fixed is None else fixed
+        if fixed not in (None, batch):
             raise WorkloadError(
-                f"the model was traced for a batch of {symbol} only, not {batch}", where="inputs",
+                f"the model was traced for a batch of {fixed} only, not {batch}", where="inputs",
                 remedy=f"derive the space from inputs with a batch of {batch}",
             )  # fmt: skip
 
@@ -144,7 +148,7 @@ def _layers(subnet: Subnet, node: Node) -> Iterator[NetworkLayer]:
         yield NetworkLayer(f"{label}, softmax", None, _SOFTMAX_OPERATIONS * scores, 2 * scores)
         return
     kind = operator_class(call)
-    if kind is OperatorClass.CONTRACTION or name in ("einsum", "conv3d", "conv_transpose3d"):
+    if kind is OperatorClass.CONTRACTION or name in _REFUSED:
         raise WorkloadError(
             f"an accelerator cannot run '{name}'", where=owner_of(node) or "the model",
             remedy="express it as linear layers, convolutions of one or two dimensions or matmuls",
