@@ -65,6 +65,40 @@ def ray_module() -> Any:
     return ray
 
 
+def start_ray(ray: Any, slots: int, address: str | None) -> list[psutil.Process]:
+    """Start Ray on the loopback interface, or connect to `address`; return the started processes.
+
+    Raises:
+        SlipstreamError: Ray cannot be started or reached.
+    """
+    import logging
+
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        settings |= {
+            "num_cpus": slots, "include_dashboard": False, "_node_ip_address": "127.0.0.1",
+            "object_store_memory": 100 * 2**20,
+        }  # fmt: skip
+        _give_token()
+    else:
+        _need_answer(address)
+        settings["address"] = address
+    before = set(psutil.Process().children())
+    for remaining in reversed(range(_STARTS)):
+        try:
+            ray.init(**settings)
+            return _descendants(before)
+        except Exception as error:  # Ray raises a plain Exception if a node is late
+            end_processes(_descendants(before))
+            if not remaining or address is not None:
+                what = "Ray cannot be started" if address is None else "Ray cannot be reached"
+                raise SlipstreamError(
+                    f"{what}: {error}", where=address,
+                    remedy="check `ray status`, or omit the address to start Ray locally",
+                ) from error  # fmt: skip
+    return []
+
+
 class _Worker:
     """A Ray worker, with its memory if it is on this machine."""
 
@@ -134,7 +168,7 @@ class RayExecutor:
         self._own = not self._ray.is_initialized()
         self._processes: list[psutil.Process] = []
         if self._own:
-            self._start(slots, address)
+            self._processes = start_ray(self._ray, slots, address)
         self._head = _Head(self._ray)
         chosen = scheduler if isinstance(scheduler, Scheduler) else scheduler_by_name(scheduler)
         self._scheduler = chosen
@@ -158,34 +192,6 @@ class RayExecutor:
         self._checked_s = 0.0
         self._moved: dict[int, str] = {}
         """Reason why a trial was moved to a separate device, by trial."""
-
-    def _start(self, slots: int, address: str | None) -> None:
-        import logging
-
-        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if address is None:
-            settings |= {
-                "num_cpus": slots, "include_dashboard": False, "_node_ip_address": "127.0.0.1",
-                "object_store_memory": 100 * 2**20,
-            }  # fmt: skip
-            _give_token()
-        else:
-            _need_answer(address)
-            settings["address"] = address
-        before = set(psutil.Process().children())
-        for remaining in reversed(range(_STARTS)):
-            try:
-                self._ray.init(**settings)
-                self._processes = _descendants(before)
-                return
-            except Exception as error:  # Ray raises a plain Exception if a node is late
-                _end(_descendants(before))
-                if not remaining or address is not None:
-                    what = "Ray cannot be started" if address is None else "Ray cannot be reached"
-                    raise SlipstreamError(
-                        f"{what}: {error}", where=address,
-                        remedy="check `ray status`, or omit the address to start Ray locally",
-                    ) from error  # fmt: skip
 
     def capacity(self) -> int:
         return self._ahead - len(self._tasks)
@@ -345,7 +351,7 @@ class RayExecutor:
             ending.start()
             ending.join(None if self._head.lives() else _EXIT_S)
             # A dead head leaves some of its processes running.
-            _end(psutil.wait_procs(self._processes, timeout=_EXIT_S)[1])
+            end_processes(psutil.wait_procs(self._processes, timeout=_EXIT_S)[1])
 
 
 def _give_token() -> None:
@@ -375,7 +381,8 @@ def _descendants(before: set[psutil.Process]) -> list[psutil.Process]:
     return [found for child in children for found in (child, *child.children(recursive=True))]
 
 
-def _end(processes: Sequence[psutil.Process]) -> None:
+def end_processes(processes: Sequence[psutil.Process]) -> None:
+    """Kill processes, and wait for their end."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()

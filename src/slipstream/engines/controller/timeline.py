@@ -1,0 +1,87 @@
+"""The recorded timeline of a launch, as a graph that the other commands read."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from slipstream.engines.controller.launches import LaunchFuture
+from slipstream.errors import UsageError
+from slipstream.graph import Dependency, Edges, Graph, Kind, StepPhase, Tasks
+from slipstream.graph.values import StringTable
+from slipstream.provenance import Provenance
+
+
+def launch_graph(future: LaunchFuture) -> Graph:
+    """Return a launch that was traced: a lane per host, with the waits for other hosts as tasks.
+
+    Raises:
+        UsageError: the launch was not traced.
+        SlipstreamError: it failed.
+    """
+    future.wait()
+    spans = {host: found for host, found in sorted(future.spans.items()) if found}
+    if not spans:
+        raise UsageError(
+            "the launch recorded no times", remedy="launch(program, traced=True), not on sim"
+        )
+    strings = StringTable()
+    program, lanes = future.program, {host: at for at, host in enumerate(spans)}
+    rows = [(host, *span) for host, found in spans.items() for span in found]
+    task_of = {(host, node): task for task, (host, node, *_) in enumerate(rows)}
+    first = min(start for _, _, start, _ in rows)
+    gaps = []
+    for row, after in itertools.zip_longest(rows, rows[1:]):
+        same = after is not None and after[0] == row[0]
+        gaps.append(float(max(after[2] - row[3], 0)) if same else 0.0)
+    edges: list[tuple[int, int, float]] = []
+    producer = {value.number: at for at, node in enumerate(program.nodes) for value in node.outputs}
+    for host, node, start, _ in rows:
+        for value in program.nodes[node].inputs:
+            for other in lanes:
+                source = task_of.get((other, producer.get(value.number, -1)))
+                crosses = program.nodes[node].kind != "compute" and other != host
+                if source is not None and crosses and rows[source][3] <= start:
+                    edges.append((source, task_of[host, node], 0.0))
+    n, kinds = len(rows), {"compute": Kind.OP}
+    nothing = np.zeros(n, np.int32)
+    graph = Graph(
+        tasks=Tasks(
+            name=np.array(
+                [strings.add(program.nodes[node].name) for _, node, *_ in rows], np.int32
+            ),
+            scope=nothing, source=nothing,
+            module=np.array(
+                [strings.add(program.nodes[node].on.name) for _, node, *_ in rows], np.int32
+            ),
+            kind=np.array(
+                [kinds.get(program.nodes[node].kind, Kind.COMMUNICATION) for _, node, *_ in rows],
+                np.uint8,
+            ),
+            phase=np.full(n, StepPhase.OTHER, np.uint8),
+            lane=np.array([lanes[host] for host, *_ in rows], np.int32), rank=nothing,
+            call=np.full(n, -1, np.int32), sequence=np.full(n, -1, np.int64),
+            duration_ns=np.array([float(end - start) for _, _, start, end in rows]),
+            gap_ns=np.array(gaps), spread=np.zeros(n),
+            provenance=np.full(n, _measured(), np.uint8),
+        ),
+        edges=Edges(
+            np.array([edge[0] for edge in edges], np.int32),
+            np.array([edge[1] for edge in edges], np.int32),
+            np.full(len(edges), Dependency.COMMUNICATION, np.uint8),
+            np.array([edge[2] for edge in edges], np.float64), np.zeros(len(edges), np.uint8),
+        ),
+        strings=strings.freeze(), calls=(), operand_start=np.zeros(n + 1, np.int64),
+        operands=np.empty(0, np.int32), parameters=np.empty(0, np.int32),
+        lanes=tuple(f"host {host}" for host in lanes), samples=0,
+        meta={"workload": program.name, "begin_ns": first},
+    )  # fmt: skip
+    graph.check()
+    return graph
+
+
+def _measured() -> int:
+    from slipstream.graph import PROVENANCES
+
+    return PROVENANCES.index(Provenance.MEASURED)
