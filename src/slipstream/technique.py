@@ -171,7 +171,7 @@ class Context:
 Clock = Literal["cpu", "wall"]
 Replicas = Literal["none", "makes", "uses"]
 Hook = Literal["none", "provides", "occupies"]
-Axis = Literal["data", "stage", "layer"]
+Axis = Literal["data", "stage", "layer", "tile"]
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,9 @@ class Traits:
         replicas: ``makes`` for a technique that runs the step in several processes, as many as its
             setting `workers`; ``uses`` for one that changes what such processes exchange.
         axis: what the processes of a technique that makes replicas divide: ``data``, so that each
-            has the whole model, ``stage``, so that each has some of its layers, or ``layer``, so
-            that each layer runs on some of them.
+            has the whole model, ``stage``, so that each has some of its layers, ``layer``, so that
+            each layer runs on some of them, or ``tile``, so that each has the whole model and a
+            part of every sample.
         hook: the communication hook of DistributedDataParallel: ``provides`` if the technique wraps
             the model in it, ``occupies`` if it registers the hook.
         compresses: whether it sends gradients of replicas in fewer bytes.

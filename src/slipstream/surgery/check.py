@@ -23,7 +23,7 @@ def outputs_of(model: Any, run: Callable[[], object]) -> list[Any]:
         outputs.append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), plain))
 
     undisturbed = torch.random.fork_rng(devices=[])
-    with model.register_forward_hook(keep), _evaluating(model), torch.no_grad(), undisturbed:
+    with model.register_forward_hook(keep), evaluating(model), torch.no_grad(), undisturbed:
         torch.manual_seed(0)
         run()
     return outputs
@@ -101,7 +101,8 @@ _TOLERANCE = {"torch.float64": 1e-8, "torch.float32": 1e-4}
 
 
 @contextlib.contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
+    """Set evaluation mode in the block, and restore every module's mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

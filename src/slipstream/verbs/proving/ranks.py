@@ -68,7 +68,7 @@ def ranks_of(techniques: Sequence[Technique]) -> int:
 
 def are_replicas(techniques: Sequence[Technique]) -> bool:
     """Whether all ranks have the same parameters after every step."""
-    return all(part.traits.axis == "data" for part in techniques)
+    return all(part.traits.axis in ("data", "tile") for part in techniques)
 
 
 class RanksArm(Arm):

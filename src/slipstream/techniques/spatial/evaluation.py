@@ -1,0 +1,219 @@
+"""Evaluation on all ranks, whose metric another process computes while training continues.
+
+Whole batches are distributed over the ranks, so that each example is scored in the same batch as by
+one process, and scores are collected in the order of the data set: metrics are exactly those of one
+process. A rank without a batch in the last round scores one whose result is not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slipstream.arguments import as_integer
+from slipstream.child import Child
+from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
+from slipstream.files import temporary_path
+from slipstream.ranks.group import ProcessGroup, process_group
+from slipstream.ranks.wire import wait
+from slipstream.surgery.check import evaluating
+
+Score = Callable[[Any, Sequence[int]], torch.Tensor]
+
+
+class Evaluation:
+    """Evaluation of one data set, for all ranks of a process group. Use as a context manager.
+
+    Args:
+        score: returns the scores of the examples with these indices, [examples, ...], of equal
+            shapes and dtypes; its arguments are the model and the indices.
+        examples: size of the data set.
+        batch_size: examples per call of `score`.
+        metric: computes the metric from float64 or integer scores, a NumPy array [examples, ...];
+            a function in a module or script that can be imported. It returns JSON values.
+        group: process group; None for the default group.
+
+    Raises:
+        UsageError: no process group is initialised.
+        InvalidArgumentError: a number is not positive, or `metric` cannot be imported.
+    """
+
+    def __init__(
+        self, score: Score, examples: int, batch_size: int, metric: Callable[[Any], Any],
+        group: Any = None,
+    ) -> None:  # fmt: skip
+        self.score = score
+        self.examples = as_integer("examples", examples)
+        self.batch_size = as_integer("batch_size", batch_size)
+        self.ranks = process_group(group)
+        self._metric = _address(metric)
+        self._children: list[Child] = []
+        self._previous: PendingMetric | None = None
+        self._started = 0
+
+    def __enter__(self) -> Evaluation:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that computes the metric."""
+        while self._children:
+            self._children.pop().close()
+
+    def start(self, model: torch.nn.Module) -> PendingMetric:
+        """Score all examples in evaluation mode, and start to compute the metric.
+
+        All ranks call it, and take turns with the metric. A rank whose previous metric is not
+        finished waits for it.
+
+        Raises:
+            CommunicationError: a rank exited or hung.
+        """
+        owner = self._started % self.ranks.size
+        self._started += 1
+        with evaluating(model), torch.no_grad():
+            scores = self._collected(model, owner)
+        pending = PendingMetric(self.ranks, owner)
+        if scores is not None:
+            if self._previous is not None:
+                self._previous.finish()
+            self._previous = pending
+            path = temporary_path("scores", ".npy")
+            np.save(path, scores.numpy())
+            pending.begin(self._child(), {**self._metric, "scores": str(path)})
+        return pending
+
+    def _child(self) -> Child:
+        if not self._children:
+            # The metric's module may be next to the script.
+            paths = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+            self._children.append(Child("the metric of an evaluation", environment=paths))
+        return self._children[0]
+
+    def _batches(self, rank: int) -> list[range]:
+        whole = [
+            range(at, min(at + self.batch_size, self.examples))
+            for at in range(0, self.examples, self.batch_size)
+        ]
+        return whole[rank :: self.ranks.size]
+
+    def _collected(self, model: torch.nn.Module, owner: int) -> torch.Tensor | None:
+        """Return the scores of all examples, on rank `owner`; None on others."""
+        size = self.ranks.size
+        batches = self._batches(self.ranks.rank)
+        found = [self.score(model, batch) for batch in batches]
+        if len(batches) < len(self._batches(0)):
+            # Layers that communicate need all ranks in every round.
+            idle = self.score(model, self._batches(0)[0])
+            found = found or [idle[:0]]
+        local = torch.cat([part.detach() for part in found]).contiguous()
+        if local.is_floating_point():
+            local = local.double()
+        expected = sum(map(len, batches))
+        if len(local) != expected:
+            raise InvalidArgumentError(
+                "score", f"returned {len(local)} scores for {expected} examples",
+                remedy="return one score, or one row of scores, per example",
+            )  # fmt: skip
+        parts = {
+            rank: local.new_empty((sum(map(len, self._batches(rank))), *local.shape[1:]))
+            for rank in range(size)
+            if rank != owner
+        }
+        if self.ranks.rank != owner:
+            self._swap({owner: local}, {})
+            return None
+        self._swap({}, parts)
+        scores = local.new_empty((self.examples, *local.shape[1:]))
+        for rank, part in {**parts, owner: local}.items():
+            for batch, rows in zip(
+                self._batches(rank), part.split([len(b) for b in self._batches(rank)]), strict=True
+            ):
+                scores[batch.start : batch.stop] = rows
+        return scores
+
+    def _swap(self, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]) -> None:
+        wire = self.ranks.wire
+        self.ranks.run("scores", lambda: wait(list(wire.post(sent, received).values())))
+
+
+class PendingMetric:
+    """A metric that is being computed.
+
+    Attributes:
+        owner: the rank whose process computes it.
+        seconds: duration of the computation, on that rank; 0 before `result`.
+        waited_s: for how long `result` waited for it, on that rank.
+    """
+
+    def __init__(self, ranks: ProcessGroup, owner: int) -> None:
+        self.owner, self.seconds, self.waited_s = owner, 0.0, 0.0
+        self._ranks, self._child, self._answer = ranks, cast(Child | None, None), cast(Any, None)
+
+    def begin(self, child: Child, arguments: dict[str, Any]) -> None:
+        """Start the computation in `child`."""
+        self._child = child
+        child.start_call("slipstream.techniques.spatial.evaluation:metric_of", **arguments)
+
+    def result(self) -> Any:
+        """Return the metric on all ranks, which all call this; wait for it if necessary.
+
+        Raises:
+            ChildError: the metric failed; on all ranks.
+        """
+        self.finish()
+        answer = [self._answer]
+        source = dist.get_process_group_ranks(self._ranks.group)[self.owner]
+        group = self._ranks.group
+        self._ranks.run("a metric", lambda: dist.broadcast_object_list(answer, source, group))
+        if isinstance(answer[0], ChildError):
+            raise answer[0]
+        return answer[0]
+
+    def finish(self) -> None:
+        """Wait until the metric is computed, if it is computed by this rank's process."""
+        if self._child is None:
+            return
+        began = time.perf_counter()
+        try:
+            done = self._child.finish_call()
+            self._answer, self.seconds = done["value"], done["seconds"]
+        except SlipstreamError as error:
+            self._answer = ChildError(f"rank {self.owner}: {error}")
+        self.waited_s, self._child = time.perf_counter() - began, None
+
+
+def metric_of(scores: str, module: str, name: str, script: str) -> dict[str, Any]:
+    """Return the metric of a file of scores and the seconds that it took; runs in the child."""
+    values = np.load(scores)
+    Path(scores).unlink()
+    home: Any = runpy.run_path(script, run_name="__metric__") if script else None
+    function = home[name] if script else getattr(importlib.import_module(module), name)
+    began = time.perf_counter()
+    value = function(values)
+    value = value.item() if isinstance(value, np.generic) else value
+    return {"value": value, "seconds": time.perf_counter() - began}
+
+
+def _address(metric: Any) -> dict[str, str]:
+    """Return where a new process finds the function."""
+    module, name = getattr(metric, "__module__", ""), getattr(metric, "__qualname__", "")
+    script = str(getattr(sys.modules.get("__main__"), "__file__", "")) * (module == "__main__")
+    if not module or not name.isidentifier() or (module == "__main__" and not script):
+        raise InvalidArgumentError(
+            "metric", f"{name or metric!r} cannot be imported in another process",
+            remedy="pass a function that is defined at the top of a module or script",
+        )  # fmt: skip
+    return {"module": module, "name": name, "script": script}

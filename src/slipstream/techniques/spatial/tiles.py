@@ -1,0 +1,183 @@
+"""Tiles of images on a grid of ranks, and the exchange of their borders.
+
+A layer that computes an output from a window of its input needs rows and columns of neighbouring
+tiles: the halo. Its gradients travel the other way. Rows are exchanged first, then columns of the
+extended tiles, which include the corners. Source: Kumar et al., MLSys 2021, arXiv 2011.03641.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slipstream.arguments import as_integer
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.ranks.group import ProcessGroup, process_group
+from slipstream.techniques.spatial.window import Spans, Window, overlap, spans
+
+
+class Tiles:
+    """A grid of ranks that share every image, row by row.
+
+    Args:
+        rows, columns: number of tiles along height and width.
+        group: process group of the ranks; None for the default group.
+
+    Raises:
+        UsageError: no process group is initialised.
+        InvalidArgumentError: the grid is not that of all ranks of the group.
+    """
+
+    def __init__(self, rows: int, columns: int, group: Any = None) -> None:
+        self.shape = as_integer("rows", rows), as_integer("columns", columns)
+        self.ranks: ProcessGroup = process_group(group)
+        if rows * columns != self.ranks.size:
+            raise InvalidArgumentError(
+                "rows", f"{rows} x {columns} tiles are not the group's {self.ranks.size} ranks",
+                remedy=f"start {rows * columns} ranks, or pass another number of tiles",
+            )  # fmt: skip
+        self.place = divmod(self.ranks.rank, columns)
+        # While it is set, layers compute whole images.
+        self.whole = False
+        # Sizes of the outputs of layers that end the tiles.
+        self.ended: list[tuple[int, int]] = []
+
+    def __deepcopy__(self, memo: Any) -> Tiles:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a partitioned model cannot be pickled: its tiles belong to a process group",
+            remedy="save model.state_dict(), which is that of the original model",
+        )
+
+    def line(self, axis: int) -> list[int]:
+        """Return the ranks of this tile's column (axis 0) or row (axis 1), in order."""
+        row, column = self.place
+        rows, columns = self.shape
+        if axis == 0:
+            return [r * columns + column for r in range(rows)]
+        return [row * columns + c for c in range(columns)]
+
+    def own(self, size: Sequence[int]) -> tuple[slice, slice]:
+        """Return rows and columns of this rank's tile of an image of this height and width.
+
+        Raises:
+            InvalidArgumentError: some tile would be empty.
+        """
+        if size[0] < self.shape[0] or size[1] < self.shape[1]:
+            raise InvalidArgumentError(
+                "tiles", f"{size[0]} x {size[1]} pixels do not make {self.shape[0]} x "
+                f"{self.shape[1]} tiles", remedy="use fewer tiles or larger images",
+            )  # fmt: skip
+        first, second = (
+            slice(*spans(extent, tiles)[at])
+            for extent, tiles, at in zip(size, self.shape, self.place, strict=True)
+        )
+        return first, second
+
+    def extend(
+        self, x: torch.Tensor, size: Sequence[int], windows: Sequence[Window], fill: float
+    ) -> torch.Tensor:
+        """Return the tile `x`, [..., h, w], with its halo and padding of `fill`."""
+        for axis, (extent, window) in enumerate(zip(size, windows, strict=True)):
+            needs = window.needs(extent, self.shape[axis])
+            owned = spans(extent, self.shape[axis])
+            arguments = (self, axis, needs, owned, extent, fill)
+            x = _Halo.apply(x, *arguments)
+        return x
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all tiles; its gradient is summed too."""
+        return sum_over(x, self.ranks)
+
+    def whole_image(self, x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+        """Return the image, [..., height, width], of which `x` is this rank's tile."""
+        rows, columns = self.own(size)
+        around = (columns.start, size[1] - columns.stop, rows.start, size[0] - rows.stop)
+        return self.sum(torch.nn.functional.pad(x, around))
+
+
+def sum_over(x: torch.Tensor, ranks: ProcessGroup) -> torch.Tensor:
+    """Return the sum of `x` over ranks; its gradient is summed too."""
+    total: torch.Tensor = _Sum.apply(x, ranks)
+    return total
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over ranks, whose adjoint is the same sum of gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ranks: ProcessGroup) -> torch.Tensor:
+        ctx.ranks = ranks
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        ranks.run("a sum over ranks", lambda: dist.all_reduce(total, group=ranks.group))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _Sum.forward(ctx, gradients[0], ctx.ranks), None
+
+
+class _Halo(torch.autograd.Function):
+    """Extension of a tile along one axis: padding, and rows of its neighbours."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, tiles: Tiles, axis: int, needs: Spans, owned: Spans, size: int,
+        fill: float,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.tiles, ctx.dim = tiles, axis - 2
+        ctx.line, at = tiles.line(axis), tiles.place[axis]
+        low, high = needs[at]
+        ctx.own = owned[at]
+        ctx.sent = {n: overlap(owned[at], needs[n]) for n in range(len(needs)) if n != at}
+        ctx.received = {
+            n: (max(low, begin), min(high, end)) for n, (begin, end) in enumerate(owned)
+        }
+        inside = [(n, begin, end) for n, (begin, end) in ctx.received.items() if begin < end]
+        ctx.low, ctx.at, ctx.shape = low, at, x.shape
+        rows = x.transpose(ctx.dim, 0)
+        out = rows.new_full((high - low, *rows.shape[1:]), fill)
+        sends = {
+            n: rows[a - ctx.own[0] : b - ctx.own[0]] for n, (a, b) in ctx.sent.items() if a < b
+        }
+        receives = {n: out[a - low : b - low] for n, a, b in inside if n != at}
+        _swap(ctx, sends, receives)
+        a, b = ctx.received[at]
+        if a < b:
+            out[a - low : b - low] = rows[a - ctx.own[0] : b - ctx.own[0]]
+        return out.transpose(ctx.dim, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows = gradients[0].transpose(ctx.dim, 0)
+        begin, end = ctx.own
+        total = rows.new_zeros((end - begin, *rows.shape[1:]))
+        a, b = ctx.received[ctx.at]
+        if a < b:
+            total[a - begin : b - begin] = rows[a - ctx.low : b - ctx.low]
+        sends = {
+            n: rows[a - ctx.low : b - ctx.low]
+            for n, (a, b) in ctx.received.items()
+            if n != ctx.at and a < b
+        }
+        receives = {
+            n: rows.new_empty((b - a, *rows.shape[1:])) for n, (a, b) in ctx.sent.items() if a < b
+        }
+        _swap(ctx, sends, receives)
+        for n, part in receives.items():
+            a, b = ctx.sent[n]
+            total[a - begin : b - begin] += part
+        return (total.transpose(ctx.dim, 0), *[None] * 6)
+
+
+def _swap(ctx: Any, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> None:
+    """Exchange rows with other tiles of the line, by their number in it."""
+    ranks: ProcessGroup = ctx.tiles.ranks
+    sent = {ctx.line[n]: part.contiguous() for n, part in sends.items()}
+    received = {ctx.line[n]: part for n, part in receives.items()}
+    ranks.run("a halo exchange", lambda: ranks.wire.swap(sent, received))

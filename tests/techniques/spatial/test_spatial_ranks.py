@@ -1,0 +1,278 @@
+"""Tiles, batch-norm groups and evaluations on real ranks, compared with one process."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from forked_ranks import run_ranks
+from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
+from slipstream.ranks.group import process_group
+from slipstream.technique import parse
+from slipstream.techniques.spatial.evaluation import Evaluation
+from slipstream.techniques.spatial.nn import group_batch_norm, partition
+from slipstream.techniques.spatial.window import Window
+from slipstream.workload.built import build_from
+
+HEIGHT, WIDTH = 29, 34
+
+
+class Net(nn.Module):
+    """A residual block with a gate from pooled features, then pooling and a linear layer."""
+
+    def __init__(self, first: nn.Conv2d, pool: nn.Module, end: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.pool, self.norm = first, pool, nn.BatchNorm2d(4)
+        self.inner = nn.Conv2d(4, 4, 3, padding=1, groups=2)
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1), nn.Sigmoid())
+        self.end = nn.Sequential(*end)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.pool(torch.relu(self.norm(self.first(x))))
+        x = x + self.inner(x)
+        return self.end(x * self.gate(x))
+
+
+def pooled(classes: int = 3) -> tuple[nn.Module, ...]:
+    return nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes)
+
+
+NETS: dict[str, Any] = {
+    "1x1": lambda: Net(nn.Conv2d(3, 4, 1), nn.Identity(), pooled()),
+    "3x3": lambda: Net(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(3, 2, 1), pooled()),
+    "5x5, stride 2": lambda: Net(nn.Conv2d(3, 4, 5, 2, 2), nn.AvgPool2d(3, 1, 1), pooled()),
+    "7x7, stride 2": lambda: Net(
+        nn.Conv2d(3, 4, 7, 2, 3), nn.MaxPool2d(2), (nn.Flatten(), nn.LazyLinear(3))
+    ),
+    "dilation": lambda: Net(
+        nn.Conv2d(3, 4, (3, 5), padding="same", dilation=2),
+        nn.AvgPool2d(2),
+        (nn.AdaptiveAvgPool2d(2),),
+    ),
+    "1x1, stride 2": lambda: Net(nn.Conv2d(3, 4, 1, 2), nn.Identity(), (nn.Conv2d(4, 1, 3),)),
+}
+
+
+def images() -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(5, 3, HEIGHT, WIDTH)
+
+
+def trained(name: str, tiles: tuple[int, int] | None) -> tuple[Any, ...]:
+    """Return output, gradients and statistics of one step."""
+    torch.manual_seed(0)
+    model, x = NETS[name](), images()
+    model(x)  # Lazy layers get their size.
+    model.load_state_dict(
+        {k: v + 0.05 if "num" not in k else v for k, v in model.state_dict().items()}
+    )
+    keys = list(model.state_dict())
+    call: nn.Module = model
+    if tiles is not None:
+        partition(model, x, *tiles)
+        call = DistributedDataParallel(model)
+        assert list(model.state_dict()) == keys
+    output = call(x)
+    (output.flatten(1) * torch.linspace(-1, 1, output[0].numel())).square().sum().backward()
+    gradients = [p.grad for p in model.parameters()]
+    return output.detach(), gradients, [b.double() for b in model.buffers()]
+
+
+@pytest.mark.parametrize("tiles", [(2, 1), (1, 3), (2, 2)])
+def test_tiles_give_the_numbers_of_one_process(tiles: tuple[int, int]) -> None:
+    work = lambda rank: [trained(name, tiles) for name in NETS]  # noqa: E731
+    for answer in run_ranks(tiles[0] * tiles[1], work):
+        if isinstance(answer, Exception):
+            raise answer
+        for name, (output, gradients, statistics) in zip(NETS, answer, strict=True):
+            expected, theirs, others = trained(name, None)
+            largest = max(float(g.abs().max()) for g in theirs)
+            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+            for ours, reference in zip(gradients, theirs, strict=True):
+                assert float((ours - reference).abs().max()) <= 1e-5 * largest, name
+            for ours, reference in zip(statistics, others, strict=True):
+                torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-6)
+
+
+def sent(kernel: int, stride: int, tiles: tuple[int, int], rank: int) -> tuple[int, int]:
+    """Return bytes sent in the forward pass, and in the backward pass."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 2, kernel, stride, kernel // 2)
+    model, x = nn.Sequential(layer), images().requires_grad_()
+    partition(model, x.detach(), *tiles)
+    rows, columns = layer.tiles.own(x.shape[-2:])  # type: ignore[union-attr, operator]
+    wire = process_group(None).wire
+    began = wire.payload_bytes
+    part = layer.on_tile(x[..., rows, columns], (HEIGHT, WIDTH))  # type: ignore[operator]
+    middle = wire.payload_bytes
+    part.sum().backward()
+    return middle - began, wire.payload_bytes - middle
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (7, 2), (5, 1)])
+@pytest.mark.parametrize("tiles", [(3, 1), (2, 2)])
+def test_halos_have_the_bytes_of_the_formula(
+    kernel: int, stride: int, tiles: tuple[int, int]
+) -> None:
+    window = Window(kernel, stride, kernel // 2)
+    found = run_ranks(tiles[0] * tiles[1], functools.partial(sent, kernel, stride, tiles))
+    each = 5 * 3 * 4
+    for rank, bytes_sent in enumerate(found):
+        row, column = divmod(rank, tiles[1])
+        width = (column + 1) * WIDTH // tiles[1] - column * WIDTH // tiles[1]
+        (low, high) = window.needs(HEIGHT, tiles[0])[row]
+        rows, columns = window.halo(HEIGHT, tiles[0], row), window.halo(WIDTH, tiles[1], column)
+        assert bytes_sent[0] == each * (rows * width + columns * (high - low))
+    # What one rank sends in the forward pass comes back as gradients.
+    assert sum(b for _, b in found) == sum(f for f, _ in found)
+
+
+def brute_force(window: Window, size: int, tiles: int, tile: int) -> int:
+    """Count the rows of a tile that each other tile reads."""
+    bounds = [t * size // tiles for t in range(tiles + 1)]
+    output = [t * window.output(size) // tiles for t in range(tiles + 1)]
+    owned = set(range(bounds[tile], bounds[tile + 1]))
+    count = 0
+    for other in set(range(tiles)) - {tile}:
+        first = output[other] * window.stride - window.padding
+        end = (output[other + 1] - 1) * window.stride - window.padding
+        count += len(owned & set(range(first, end + window.dilation * (window.kernel - 1) + 1)))
+    return count
+
+
+@pytest.mark.parametrize("window", [Window(3, 1, 1), Window(7, 2, 3), Window(3, 1, 2, 2)])
+def test_the_formula_counts_rows(window: Window) -> None:
+    for size in (24, 25, 31):
+        for tile in range(3):
+            assert window.halo(size, 3, tile) == brute_force(window, size, 3, tile)
+
+
+def test_a_halo_ends_at_the_neighbouring_tiles() -> None:
+    assert Window(5, 1, 2).needs(6, 3) == [(-2, 4), (0, 6), (2, 8)]
+    with pytest.raises(InvalidArgumentError, match="3 tiles of 6 rows or columns are smaller"):
+        Window(9, 1, 4).needs(6, 3)
+
+
+def refused(case: str, rank: int) -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    if case == "mean":
+        partition(nn.Sequential(conv, nn.GroupNorm(2, 4)), images(), 2, 1)
+    if case == "world":
+        partition(conv, images(), 2, 2)
+    if case == "small":
+        partition(nn.Sequential(nn.Conv2d(3, 4, 9, padding=4)), images()[..., :1, :], 2, 1)
+    if case == "halved":
+        layers = [nn.Conv2d(3, 3, 3, 2, 1) for _ in range(6)]
+        partition(nn.Sequential(*layers), images(), 2, 1)
+    if case == "circular":
+        partition(nn.Sequential(nn.Conv2d(3, 4, 3, padding_mode="circular")), images(), 2, 1)
+    if case == "groups":
+        group_batch_norm(nn.BatchNorm1d(3), 3)
+    if case == "none":
+        group_batch_norm(conv, 2)
+    if case == "pickle":
+        pickle.dumps(partition(nn.Sequential(conv), images(), 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("mean", "combines pixels outside of layers that exchange halos"),
+        ("world", "2 x 2 tiles are not the group's 2 ranks"),
+        ("small", "1 x 34 pixels do not make 2 x 1 tiles"),
+        ("halved", "2 tiles of 2 rows or columns are smaller than the halo"),
+        ("circular", "layer '0' cannot compute tiles: its padding mode is circular"),
+        ("groups", "2 ranks do not make groups of 3"),
+        ("none", "has no batch norm"),
+        ("pickle", "cannot be pickled"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(case: str, message: str) -> None:
+    for error in run_ranks(2, functools.partial(refused, case)):
+        assert isinstance(error, SlipstreamError)
+        assert message in str(error)
+
+
+def normalised(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    layer, x = nn.BatchNorm1d(3), torch.randn(16, 3)
+    group_batch_norm(layer, 2)
+    return layer(x[4 * rank : 4 * rank + 4]).detach(), layer.running_var
+
+
+def test_batch_norm_groups_normalise_the_samples_of_their_ranks() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 3)
+    found = run_ranks(4, normalised)
+    for group in range(2):
+        layer = nn.BatchNorm1d(3)
+        expected = layer(x[8 * group : 8 * group + 8])
+        ours = torch.cat([found[2 * group][0], found[2 * group + 1][0]])
+        torch.testing.assert_close(ours, expected.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[2 * group][1], layer.running_var, rtol=1e-5, atol=1e-6)
+
+
+def score(model: nn.Module, indices: Sequence[int]) -> torch.Tensor:
+    torch.manual_seed(2)
+    x, targets = torch.randn(23, 8), torch.randint(0, 3, (23,))
+    chosen = list(indices)
+    return nn.functional.cross_entropy(model(x[chosen]), targets[chosen], reduction="none")
+
+
+def broken(scores: Any) -> float:
+    raise ValueError("no references")
+
+
+def evaluated(rank: int) -> list[Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 3), nn.Dropout())
+    with Evaluation(score, 23, 4, np.mean) as evaluation:
+        first, second = evaluation.start(model), evaluation.start(model)
+        assert model.training
+        results = [second.result(), first.result()]
+    with Evaluation(score, 23, 4, broken) as evaluation:
+        try:
+            evaluation.start(model).result()
+        except ChildError as error:
+            return [*results, str(error)]
+    return results
+
+
+@pytest.mark.parametrize("ranks", [2, 7])
+def test_metrics_are_exactly_those_of_one_process(ranks: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 3), nn.Dropout()).eval()
+    with torch.no_grad():
+        scores = torch.cat([score(model, range(at, min(at + 4, 23))) for at in range(0, 23, 4)])
+    expected = float(np.mean(scores.double().numpy()))
+    for first, second, error in run_ranks(ranks, evaluated):
+        assert first == second == expected
+        assert "no references" in error
+
+
+def parts() -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), *pooled(2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return model, (images(), torch.randint(0, 2, (5,))), nn.functional.cross_entropy, optimizer
+
+
+def stepped(text: str, rank: int) -> tuple[list[float], int]:
+    built = build_from(parts(), parse(text), 0, "test")
+    return [float(built.step()) for _ in range(4)], built.samples
+
+
+@pytest.mark.parametrize("text", ["spatial:2", "ddp:2+batch_norm_groups:2"])
+def test_techniques_train_like_one_process(text: str) -> None:
+    built = build_from(parts(), (), 0, "test")
+    losses = [float(built.step()) for _ in range(4)]
+    for answer in run_ranks(2, functools.partial(stepped, text)):
+        assert answer[0] == pytest.approx(losses, rel=1e-4)
