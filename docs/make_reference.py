@@ -45,6 +45,7 @@ MODULES = (
     "slipstream.nas",
     "slipstream.nas.codesign",
     "slipstream.engines.aggregation",
+    "slipstream.engines.controller",
     "slipstream.engines.storage",
     "slipstream.ship",
     "slipstream.ship.stability",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         sparse,
     )
     from slipstream.cluster import Cluster
-    from slipstream.engines import aggregation, storage
+    from slipstream.engines import aggregation, controller, storage
     from slipstream.graph import Graph, load
     from slipstream.nas import codesign
     from slipstream.report import write_report
@@ -87,6 +87,7 @@ _PACKAGES = {
     "burst": "slipstream.techniques.burst",
     "cluster": "slipstream.cluster",
     "codesign": "slipstream.nas.codesign",
+    "controller": "slipstream.engines.controller",
     "data": "slipstream.data",
     "distributed": "slipstream.techniques.distributed",
     "embedding": "slipstream.techniques.embedding",
@@ -131,6 +132,7 @@ __all__ = [
     "burst",
     "cluster",
     "codesign",
+    "controller",
     "data",
     "diff",
     "distributed",

@@ -24,6 +24,13 @@ from slipstream.engines.controller.controller import ControlClient, Controller
 from slipstream.engines.controller.engine import Engine, engine_by_name
 from slipstream.engines.controller.launches import KeptValue, LaunchFuture
 from slipstream.engines.controller.layout import PARTIAL, REPLICATED, Sharding, sharded
+from slipstream.engines.controller.running import (
+    ControlPlan,
+    ControlRun,
+    plan_program,
+    run_program,
+    trace_program,
+)
 from slipstream.engines.controller.simulating import (
     ControlCosts,
     ControlPrediction,
@@ -45,7 +52,9 @@ __all__ = [
     "CompiledFunction",
     "ControlClient",
     "ControlCosts",
+    "ControlPlan",
     "ControlPrediction",
+    "ControlRun",
     "Controller",
     "DeviceSlice",
     "Engine",
@@ -58,6 +67,9 @@ __all__ = [
     "compiled",
     "engine_by_name",
     "launch_graph",
+    "plan_program",
     "predict_launch",
+    "run_program",
     "sharded",
+    "trace_program",
 ]

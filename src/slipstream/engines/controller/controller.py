@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -229,15 +229,15 @@ class Controller:
         part.binding = tuple(sorted(counts))
 
     def launch(
-        self, program: TracedProgram, *, client: ControlClient | None = None, traced: bool = False,
-        **inputs: Input,
+        self, program: TracedProgram, inputs: Mapping[str, Input] | None = None, *,
+        client: ControlClient | None = None, traced: bool = False,
     ) -> LaunchFuture:  # fmt: skip
         """Launch a program; returns before it runs.
 
         Args:
+            inputs: tensors, or outputs of other launches; by default those that it was traced with.
             client: whose share it uses.
             traced: whether to record when each node runs.
-            inputs: tensors, or outputs of other launches; by default those that it was traced with.
 
         Raises:
             UnknownNameError: the program has no such input.
@@ -251,7 +251,7 @@ class Controller:
                 f"program '{program.name}' is empty",
                 remedy="call compiled functions in its with block",
             )
-        check_inputs(program, inputs)
+        check_inputs(program, inputs or {})
         client = client or self._default
         with self._changed:
             while len(client.waiting) >= _MAX_WAITING and not self._closed:
@@ -262,8 +262,8 @@ class Controller:
             self._need_alive(program.hosts)
             needs, keeps = self._sizes(program)
             future = LaunchFuture(program, next(self._launches), self._fetch, self._forget)
-            inputs = {**program.examples, **inputs}
-            request = LaunchRequest(future, program.hosts, inputs, client, needs, keeps, traced)
+            values = {**program.examples, **(inputs or {})}
+            request = LaunchRequest(future, program.hosts, values, client, needs, keeps, traced)
             self._queue.add(client, request)
             self._changed.notify_all()
         return future

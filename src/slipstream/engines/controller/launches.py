@@ -107,6 +107,10 @@ class LaunchFuture:
             )
         return KeptValue(self, name)
 
+    def carried(self) -> dict[str, Input]:
+        """Return the inputs of the next launch that this one computes; see `carry`."""
+        return {name: self.output(name) for name in self.program.carried}
+
     def result(self, name: str | None = None, timeout_s: float | None = None) -> torch.Tensor:
         """Return an output, by default the first, as one tensor of this process.
 

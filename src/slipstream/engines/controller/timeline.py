@@ -28,7 +28,17 @@ def launch_graph(future: LaunchFuture) -> Graph:
         )
     strings = StringTable()
     program, lanes = future.program, {host: at for at, host in enumerate(spans)}
-    rows = [(host, *span) for host, found in spans.items() for span in found]
+    # A receiver waits within its transfer until the senders begin theirs.
+    begin = {(host, node): start for host, found in spans.items() for node, start, _ in found}
+    rows = []
+    for host, found in spans.items():
+        for node, start, end in found:
+            senders = [begin[key] for other in program.nodes[node].on.hosts
+                       if (key := (other, node)) in begin]  # fmt: skip
+            clipped = (
+                start if program.nodes[node].kind == "compute" else max(start, *senders, start)
+            )
+            rows.append((host, node, min(clipped, end), end))
     task_of = {(host, node): task for task, (host, node, *_) in enumerate(rows)}
     first = min(start for _, _, start, _ in rows)
     gaps = []

@@ -17,7 +17,12 @@ from typing import Any, Literal
 import torch
 
 from slipstream.engines.controller.layout import PARTIAL, REPLICATED, Shape, Sharding
-from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
+from slipstream.errors import (
+    InvalidArgumentError,
+    UnknownNameError,
+    UsageError,
+    WorkloadError,
+)
 
 _program: ContextVar[TracedProgram | None] = ContextVar("program", default=None)
 _reduce: ContextVar[Callable[[torch.Tensor], torch.Tensor] | None] = ContextVar(
@@ -206,6 +211,7 @@ class TracedProgram:
         inputs: name and value of each input.
         outputs: name and value of each output.
         examples: tensors with which an input is launched by default.
+        carried: inputs that the previous launch computes; see `carry`.
     """
 
     def __init__(self, name: str) -> None:
@@ -215,6 +221,7 @@ class TracedProgram:
         self.inputs: dict[str, TracedValue] = {}
         self.outputs: dict[str, TracedValue] = {}
         self.examples: dict[str, torch.Tensor] = {}
+        self.carried: list[str] = []
         self._placed: dict[tuple[int, int, Sharding], TracedValue] = {}
         self._token: Any = None
 
@@ -255,6 +262,26 @@ class TracedProgram:
         self._need_new(name, self.outputs)
         self._need_own(value)
         self.outputs[name] = value
+
+    def carry(self, name: str, value: TracedValue) -> None:
+        """Keep `value` as the input `name` of the next launch; see `LaunchFuture.carried`.
+
+        Raises:
+            UnknownNameError: the program has no such input.
+            InvalidArgumentError: the value has another shape, dtype, slice or layout.
+        """
+        if name not in self.inputs:
+            raise UnknownNameError("input", name, self.inputs, where=self.name)
+        into = self.inputs[name]
+        same = (value.shape, value.dtype, value.sharding) == (into.shape, into.dtype, into.sharding)
+        if not same or value.on is not into.on:
+            raise InvalidArgumentError(
+                "value", f"it is {list(value.shape)}, {value.dtype}, {value.sharding} on "
+                f"{value.on.name}, unlike input '{name}': {list(into.shape)}, {into.dtype}, "
+                f"{into.sharding} on {into.on.name}",
+            )  # fmt: skip
+        self.output(name, value)
+        self.carried.append(name)
 
     @property
     def slices(self) -> list[DeviceSlice]:
