@@ -1,0 +1,232 @@
+"""``slipstream bench fabric``: sums in the network, real and simulated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from slipstream.child import Child
+from slipstream.cluster import Cluster, LinkKind, leaf_spine
+from slipstream.engines.aggregation import AggregationServer, FabricLoad, predict_aggregation
+from slipstream.engines.aggregation.measuring import serve, serving
+from slipstream.measure.records import Phase
+from slipstream.ranks import Netlab, why_no_netlab
+from slipstream.ranks.launch import Host
+from slipstream_bench.harness import paired
+from slipstream_bench.lab import MBIT, SENT, arms_on_ranks, first_served, on_ranks
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.fabric import rank
+from slipstream_bench.systems.fabric.lossy import Faults, lossy
+
+_S = 4 << 20
+_RATE = 200
+_SPEEDUPS = {4: 1.6, 8: 1.7}
+_LOSSES = (0.0, 0.01, 0.05)
+_LOCAL = "127.0.0.1:0"
+# Name, oversubscription, share of short flows, jobs, workers, bytes, computing in ms.
+_MIXES = (
+    ("communication-bound", 4.0, 0.05, 8, 16, 10e6, 2.0),
+    ("paper-like", 2.0, 0.1, 8, 16, 10e6, 10.0),
+    ("computation-bound", 2.0, 0.2, 8, 16, 2e6, 20.0),
+)
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Yield the rows. Quick: fewer sums, turns and seeds."""
+    yield from _exact(options)
+    yield from _faults(options)
+    yield from _training(options)
+    yield from _killed(options)
+    yield from _simulated(options)
+    reason = why_no_netlab()
+    if reason is not None:
+        yield not_judged("over gloo, 4 hosts, 4 MiB", "x", ">= 1.6", reason)
+        return
+    for hosts, target in _SPEEDUPS.items():
+        yield from _lab(options, hosts, target)
+
+
+def _exact(options: BenchOptions) -> Iterator[Bar]:
+    bar = "sums unlike those in a fixed order, 1 and 2 levels"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    wrong, count, turns = 0, 0, 40 if options.full else 8
+    with serving(Host()) as (address, token):
+        for world in (2, 3, 8, *((16,) if options.full else ())):
+            results = on_ranks(
+                world, rank.sums, addresses=[address], token=token, count=turns, max_values=100_000
+            )
+            wrong += sum(result["wrong"] for result in results)
+            count += turns
+    # In a tree of one member each, the order is that of ranks, too.
+    with AggregationServer() as root:
+        below = {"token": root.token, "parent": root.address, "members": 1}
+        with contextlib.ExitStack() as stack:
+            nodes = [stack.enter_context(AggregationServer(**below)) for _ in range(3)]  # type: ignore[arg-type]
+            results = on_ranks(
+                3, rank.sums, addresses=[node.address for node in nodes], token=root.token,
+                count=turns, max_values=100_000,
+            )  # fmt: skip
+            wrong += sum(result["wrong"] for result in results)
+            count += turns
+    yield at_most(bar, wrong, 0, "wrong", n=count, detail="bitwise, float32, to 10^5 values")
+
+
+def _faults(options: BenchOptions) -> Iterator[Bar]:
+    names = (
+        "wrong sums or hangs under loss, duplicates, reordering and marks",
+        "windows that differ between ranks", "goodput at 1 % loss",
+    )  # fmt: skip
+    if not any(options.wants(name) for name in names):
+        return
+    options.progress(names[0])
+    total = 10_000 if options.full else 600
+    each, wrong, different, per_s, notes = total // len(_LOSSES), 0, 0, {}, []
+    for loss in _LOSSES:
+        faults = Faults(loss, duplicated=0.01, delayed=0.02, marked=0.02)
+        with serving(Host()) as (address, token), lossy(address, faults) as proxy:
+            results = on_ranks(
+                3, rank.sums, addresses=[proxy], token=token, count=each, max_values=4_000, mtu=1500
+            )
+        wrong += sum(result["wrong"] for result in results)
+        windows = np.array([result["windows"] for result in results], np.uint64)
+        different += int((windows != windows[0]).any(axis=0).sum())
+        notes.append(f"{100 * loss:g} %: {max(r['elapsed_s'] for r in results):.1f} s")
+    for loss in _LOSSES[:2]:
+        with serving(Host()) as (address, token), lossy(address, Faults(loss)) as proxy:
+            results = on_ranks(
+                2, rank.sums, addresses=[proxy], token=token, count=20, max_values=400_000
+            )
+        per_s[loss] = results[0]["values"] / max(r["elapsed_s"] for r in results)
+    detail = f"1 % duplicated, 2 % late by up to 2 ms, 2 % marked; {'; '.join(notes)}"
+    yield at_most(names[0], wrong, 0, "wrong", n=each * len(_LOSSES), detail=detail)
+    yield at_most(names[1], different, 0, "sums", n=each * len(_LOSSES), detail="after each sum")
+    yield at_least(
+        names[2], 100 * per_s[0.01] / per_s[0.0], 60.0, "%",
+        detail="of that without loss, through the same proxy, 2 ranks",
+    )  # fmt: skip
+
+
+def _training(options: BenchOptions) -> Iterator[Bar]:
+    bar = "losses of 200 steps against gloo, 4 ranks"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    steps = 200 if options.full else 50
+    with serving(Host()) as (address, token):
+        ours = on_ranks(4, rank.training, steps=steps, address=address, token=token)
+    gloo = on_ranks(4, rank.training, steps=steps, address=None)
+    pairs = [(a["losses"], b["losses"]) for a, b in zip(ours, gloo, strict=True)]
+    mean, reference = np.mean(pairs, axis=0)
+    off = float(np.max(np.abs(mean - reference) / reference))
+    same = len({result["weights"] for result in ours}) == 1
+    yield at_most(
+        bar, off, 1e-6, "relative", n=steps,
+        detail=f"mean of ranks; weights {'the same' if same else 'NOT the same'} on all ranks; "
+        f"{ours[0]['buckets']} buckets",
+    )  # fmt: skip
+
+
+def _killed(options: BenchOptions) -> Iterator[Bar]:
+    bar = "killed aggregator: step in which ranks switch to the ring"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    slowest = []
+    for _ in range(5 if options.full else 2):
+        with Child("the aggregator") as child:
+            path = f"{serve.__module__}:{serve.__name__}"
+            address, token = child.call(path, listen=_LOCAL, settings={}, timeout_s=60.0)
+            results = on_ranks(
+                4, rank.training, steps=40, address=address, token=token, kill=child.pid
+            )
+        switched = all(r["ring"] and r["weights"] == results[0]["weights"] for r in results)
+        slowest.append(max(r["slowest_s"] for r in results) if switched else float("inf"))
+    yield at_most(
+        bar, max(slowest), 2.0, "s", n=len(slowest), detail="slowest backward; equal weights after"
+    )
+
+
+def _simulated(options: BenchOptions) -> Iterator[Bar]:
+    seeds = 5 if options.full else 1
+    link = LinkKind.of("10 Gbit/s", 1.25e9, 1000.0)
+    for name, oversubscription, load, jobs, workers, nbytes, compute_ms in _MIXES:
+        job_bar, flow_bar = (f"simulated, {name}: {what}" for what in ("job time", "p99 of flows"))
+        if not (options.wants(job_bar) or options.wants(flow_bar)):
+            continue
+        options.progress(job_bar)
+        cluster = Cluster("leaf-spine", leaf_spine(128, 16, 4, link, oversubscription))
+        # Twice the ring's time without contention, so that it finishes its iterations in time.
+        period = 1e6 * compute_ms + 4.0 * oversubscription * nbytes / 1.25
+        request = FabricLoad(jobs, workers, nbytes, 1e6 * compute_ms, 2, period, load)
+        found = predict_aggregation(cluster, request, trees=4, seeds=seeds)
+        jobs_gain = found.gains(lambda x: float(x.job_ns.mean()))
+        p99 = found.gains(lambda x: float(np.quantile(x.flow_ns, 0.99)))
+        mean = found.gains(lambda x: float(x.flow_ns.mean()))
+        about = (
+            f"{jobs} jobs of {workers}, {nbytes / 1e6:g} MB, {compute_ms:g} ms computing, "
+            f"{100 * load:g} % short flows, 128 hosts, oversubscription {oversubscription:g}, 4 trees"
+        )
+        target = 1.25 if name == "communication-bound" else 1.0
+        yield at_least(
+            job_bar, float(jobs_gain.mean()), target, "x", n=seeds,
+            detail=f"{jobs_gain.min():.2f} to {jobs_gain.max():.2f}; {about}",
+        )  # fmt: skip
+        yield at_least(
+            flow_bar, float(p99.mean()), 2.0 if name == "paper-like" else 1.0, "x", n=seeds,
+            detail=f"{p99.min():.2f} to {p99.max():.2f}; mean {mean.mean():.2f}x; {about}",
+        )  # fmt: skip
+
+
+def _lab(options: BenchOptions, hosts: int, target: float) -> Iterator[Bar]:
+    speed = f"over gloo, {hosts} hosts, 4 MiB"
+    others = (f"goodput of iperf3, {hosts} hosts", f"bytes sent per host, {hosts} hosts")
+    if not any(options.wants(name) for name in (speed, *others)):
+        return
+    options.progress(f"{speed}: cables of {_RATE} Mbit/s")
+    with first_served(), Netlab(hosts, _RATE * MBIT) as lab:
+        address, switch = lab.switch_host()
+        peer = _iperf3(lab)
+        with (
+            serving(switch, f"{address}:0") as (at, token),
+            arms_on_ranks(lab, rank.exchanges, nbytes=_S, address=at, token=token) as arms,
+        ):
+            taken = paired(arms, clock="wall", blocks=15 if options.full else 7, settle_s=0.0,
+                           budget_s=60.0)  # fmt: skip
+    yield taken.ratio("gloo", "aggregator").at_least(
+        speed, target, detail=f"cables of {_RATE} Mbit/s, packets of 9,000 bytes; {taken}"
+    )
+    bits = 8 * _S / taken.median_s("aggregator")
+    if peer is None:
+        yield not_judged(others[0], "%", ">= 95", "iperf3 is not installed")
+    else:
+        detail = f"{bits / 1e6:.1f} of {peer / 1e6:.1f} Mbit/s, per host"
+        yield at_least(
+            others[0], 100 * bits / peer, 95.0, "%", n=len(taken.times_s("gloo")), detail=detail
+        )
+    sent = taken.experiment.series["aggregator", SENT, Phase.MEASURE].values
+    yield at_most(others[1], float(sent.mean()) / _S, 1.04, "S", n=len(sent), detail="with headers")
+
+
+def _iperf3(lab: Netlab) -> float | None:
+    """Return iperf3's goodput between two hosts, in bits per second; None without iperf3."""
+    if shutil.which("iperf3") is None:
+        return None
+    server = subprocess.Popen(
+        [*lab.prefix(1), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        time.sleep(0.5)
+        command = [*lab.prefix(0), "iperf3", "-c", lab.address(1), "-t", "3", "-O", "1", "-J"]
+        out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        return float(json.loads(out)["end"]["sum_received"]["bits_per_second"])
+    finally:
+        server.kill()
+        server.wait()
