@@ -319,5 +319,7 @@ def _allocate(
     saved_output &= np.isin(
         graph.memory.storage, list(flow_of(graph).boundary(recurrence.forward)[1])
     )
-    early = (graph.memory.release >= 0) & (graph.memory.release < recurrence.backward[-1])
+    # A storage that the pass itself freed may have the same number: torch reuses them.
+    release = graph.memory.release
+    early = (release > max(recurrence.forward)) & (release < recurrence.backward[-1])
     edit.release_after(np.flatnonzero(saved_output & early), backward)
