@@ -148,7 +148,7 @@ class Burst(Spreads):
         self.group(cluster)
         steps = self._steps(graph, context)
         chosen = self._chosen(graph, cluster, steps)
-        found = {name_of(boundary): boundary for boundary in _layers(graph)}
+        found = _layers(graph)
         parts = [
             (devices, found.get(chosen.layers[first])) for devices, first in chosen.bursts
         ]  # fmt: skip
@@ -189,7 +189,7 @@ class Burst(Spreads):
 
     def _costs(self, graph: Graph, cluster: Cluster, steps: dict[int, Graph]) -> list[BurstLayer]:
         found = _layers(graph)
-        where = cut(graph, [boundary.module for boundary in found])
+        where = cut(graph, [boundary.module for boundary in found.values()])
         passes = [
             np.concatenate([where.forward[n], where.backward(n)]) for n in range(len(found) + 1)
         ]
@@ -208,8 +208,8 @@ class Burst(Spreads):
             [gradient.spec.nbytes for gradient in gradients(graph)],
             len(passes),
         )
-        outputs = [*(float(boundary.spec(graph).nbytes) for boundary in found), 0.0]
-        names = ["", *map(name_of, found)]
+        outputs = [*(float(boundary.spec(graph).nbytes) for boundary in found.values()), 0.0]
+        names = ["", *found]
         return burst_layers(cluster, list(steps), names, times, nbytes.tolist(), outputs)
 
     def _chosen(self, graph: Graph, cluster: Cluster, steps: dict[int, Graph]) -> BurstPlan:
@@ -252,22 +252,27 @@ class Burst(Spreads):
         )
 
 
-def name_of(boundary: Boundary) -> str:
-    """Return the module that begins there, without the name of the model."""
-    return boundary.module.partition(".")[2] or boundary.module
+def _layers(graph: Graph) -> dict[str, Boundary]:
+    """Return where layers but the first begin, by name without that of the model.
 
-
-def _layers(graph: Graph) -> list[Boundary]:
-    """Return where the layers but the first begin: children of ``nn.Sequential``, if it is one."""
+    Layers are the children of nested ``nn.Sequential``, as in `apply`, or else any modules.
+    """
     classes: Any = graph.meta.get("modules")
-    found = boundaries(graph)
-    if not isinstance(classes, dict) or not found:
-        return list(found)
-    kinds = [
-        {classes.get(".".join(words[:n])) for n in range(1, len(words))}
-        for words in (boundary.module.split(".") for boundary in found)
-    ]
-    return [at for at, kind in zip(found, kinds, strict=True) if kind == {"Sequential"}] or [*found]
+    found, any_module = {}, {}
+    for boundary in boundaries(graph):
+        # The module of the task may be within the layer that begins there.
+        words = graph.task(boundary.task).module.split(".")
+        length, least = 1, boundary.module.count(".") + 1
+        while length < len(words) and _class(classes, words[:length]) == "Sequential":
+            length += 1
+        any_module[".".join(words[1:least]) or words[0]] = boundary
+        if length >= least > 1:
+            found[".".join(words[1:length])] = boundary
+    return found or any_module
+
+
+def _class(classes: Any, words: list[str]) -> str | None:
+    return classes.get(".".join(words)) if isinstance(classes, dict) else None
 
 
 def _resized(graph: Graph, where: Cut, steps: Sequence[Graph]) -> Graph:
