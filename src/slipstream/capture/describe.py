@@ -82,7 +82,14 @@ def describe_capture(
         "lines": describe_lines(built, chains),
         **_recursion(names),
         **_loops(built),
+        **_tokens(built),
     }
+
+
+def _tokens(built: BuiltWorkload) -> dict[str, Any]:
+    """Describe the labelled and padded tokens of the batch."""
+    found = built.tokens.describe()
+    return {"tokens": found} if found else {}
 
 
 def _recursion(names: ModuleNames) -> dict[str, Any]:

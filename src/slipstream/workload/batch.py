@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def resized(batch: Any, samples: int, target: int) -> Any:
@@ -44,6 +44,65 @@ def resized(batch: Any, samples: int, target: int) -> Any:
         return resized_by_id[id(tensor)]
 
     return _mapped(_mapped(batch, note_runs), change)
+
+
+class TokenBatch(NamedTuple):
+    """Tensors of a batch of token sequences.
+
+    Attributes:
+        labels: int64 [batch, length], -100 for tokens without a loss; None without one.
+        mask: [batch, length], 0 for padding and 1 for tokens; None without one.
+    """
+
+    labels: Any
+    mask: Any
+
+    def describe(self) -> dict[str, Any]:
+        """Return ``shape``, number of ``labelled`` tokens and ``lengths`` without padding, as JSON.
+
+        Empty if there are neither labels nor a mask.
+        """
+        known = [tensor for tensor in self if tensor is not None]
+        if not known:
+            return {}
+        labelled = None if self.labels is None else int((self.labels != -100).sum())
+        lengths = None if self.mask is None else (self.mask != 0).sum(1).tolist()
+        return {"shape": list(known[0].shape), "labelled": labelled, "lengths": lengths}
+
+
+def find_tokens(batch: Any) -> TokenBatch:
+    """Return labels and mask of padding among the integer tensors [batch, length] of `batch`.
+
+    A mask has only 0 and 1, with a 1 in every row, and the name ``...mask`` if tensors have names.
+    """
+    import torch
+
+    labels, mask, shapes = None, None, {}
+
+    def visit(value: Any, name: str) -> None:
+        nonlocal labels, mask
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                visit(item, str(key))
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item, name)
+        elif isinstance(value, torch.Tensor) and value.dim() in (1, 2) and value.numel():
+            whole = not (value.is_floating_point() or value.is_complex())
+            if value.dim() == 2:
+                shapes[value.numel()] = value.shape
+            if whole and bool((value == -100).any()):
+                labels = value
+            elif value.dim() == 1:
+                return
+            elif name.endswith("mask") and bool((((value == 0) | (value == 1)).all(1)).all()):
+                mask = value if bool((value != 0).any(1).all()) else mask
+
+    visit(batch, "mask")
+    if labels is not None and labels.dim() == 1:
+        shape = shapes.get(labels.numel())
+        labels = None if shape is None else labels.view(shape)
+    return TokenBatch(labels, mask)
 
 
 def _with_rows(tensor: Any, rows: int) -> Any:

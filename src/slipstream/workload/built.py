@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from slipstream.errors import WorkloadError
 from slipstream.units import with_article
-from slipstream.workload.batch import resized
+from slipstream.workload.batch import TokenBatch, find_tokens, resized
 from slipstream.workload.lines import UserLines
 
 HIDDEN_BATCH = (
@@ -148,6 +148,11 @@ class BuiltWorkload:
     def rows(self) -> int:
         """Length of the batch's first dimension, which holds its samples; 0 if unknown."""
         return count_samples(self.batch)
+
+    @property
+    def tokens(self) -> TokenBatch:
+        """Labels and mask of padding, if `batch` has token sequences."""
+        return find_tokens(self.batch)
 
     def need_model(self, technique: str, remedy: str = _PARTS) -> None:
         """Check that `model` is available to `technique`, which changes it.

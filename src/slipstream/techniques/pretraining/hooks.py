@@ -1,0 +1,448 @@
+"""`masked_head` and `unpad` as hooks on a user's model: rows of tokens without a use are left out.
+
+Hooks survive ``copy.deepcopy``, ``torch.save`` and ``load_state_dict``; parameters do not change.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from slipstream.errors import WorkloadError
+from slipstream.surgery import outputs_of, tensors_in
+
+IGNORED = -100
+"""Target of a token that has no loss, as in ``torch.nn.functional.cross_entropy``."""
+_MAX_TRIALS = 12
+_SHORT = (torch.bfloat16, torch.float16)
+_active = threading.local()
+
+
+class LabelledRows:
+    """Selects rows of tokens with a target; shared by the hooks of a model.
+
+    Attributes:
+        takes_labels: whether the model has an argument ``labels``, from which rows are selected.
+        positions: int64 [m], rows of the flattened batch for the next forward pass; None for all.
+    """
+
+    def __init__(self, takes_labels: bool) -> None:
+        self.takes_labels = takes_labels
+        self.positions: Tensor | None = None
+
+    def select(self, targets: Tensor) -> Tensor:
+        """Set the rows of the next forward pass, and return their targets.
+
+        Args:
+            targets: int64 [batch, length] or [batch * length]; `IGNORED` for tokens without one.
+
+        Returns:
+            int64 [1, m] or [m].
+        """
+        self.positions = labelled(targets)
+        return labelled_targets(targets)
+
+
+def labelled(targets: Tensor) -> Tensor:
+    """Return the rows of flattened `targets` that are not `IGNORED`, int64 [m]."""
+    return (targets.reshape(-1) != IGNORED).nonzero().squeeze(1)
+
+
+def labelled_targets(targets: Tensor) -> Tensor:
+    """Return the targets that are not `IGNORED`, [m]; or [1, m] of [batch, length]."""
+    flat = targets.reshape(-1)[labelled(targets)]
+    return flat if targets.dim() == 1 else flat[None]
+
+
+class _TakeLabels:
+    """Replaces ``labels=`` of the model by those of labelled tokens."""
+
+    def __init__(self, rows: LabelledRows) -> None:
+        self.rows = rows
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        labels = kwargs.get("labels")
+        if labels is None:
+            return None
+        return args, kwargs | {"labels": self.rows.select(labels)}
+
+
+class _TakeRows:
+    """Gathers labelled rows of the head's input, [batch, length, width] to [1, m, width]."""
+
+    def __init__(self, rows: LabelledRows) -> None:
+        self.rows = rows
+
+    def __call__(self, module: nn.Module, args: Any) -> Any:
+        positions = self.rows.positions
+        if positions is None:
+            return None
+        packed = getattr(_active, "packed", None)
+        if packed is not None:
+            positions = packed.place(positions)
+        return args[0].flatten(0, -2).index_select(0, positions)[None], *args[1:]
+
+
+class _Forget:
+    """Ends a forward pass: the next one has all rows again."""
+
+    def __init__(self, rows: LabelledRows) -> None:
+        self.rows = rows
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.rows.positions = None
+
+
+def masked_head(model: nn.Module, run: Callable[[], object], targets: Tensor) -> LabelledRows:
+    """Compute the head of a masked-language model at tokens with a target only, in place.
+
+    The first module after which rows are computed independently becomes the place of the gather; it
+    is found by trying, so that the outputs are known to be equal. A model that takes ``labels=``
+    needs nothing else; its logits become [1, m, vocabulary]. For others, pass targets through the
+    returned object before each forward pass::
+
+        rows = masked_head(model, lambda: model(ids), targets)
+        wanted = rows.select(targets)
+        loss = cross_entropy(model(ids)[0], wanted[0])
+
+    Args:
+        run: one forward pass of `model`, for the comparison.
+        targets: int64 [batch, length], targets of the tokens of `run`; `IGNORED` where none.
+
+    Raises:
+        WorkloadError: no module computes logits from independent rows.
+    """
+    rows = LabelledRows(takes_labels(model))
+    shape = tuple(targets.shape)
+    before = outputs_of(model, run)
+    found: nn.Module | None = None
+    for module in reversed(_row_modules(model, run, shape)[-_MAX_TRIALS:]):
+        handles = _attach(model, module, rows)
+        same = _same_rows(before, model, run, rows, targets)
+        for handle in handles:
+            handle.remove()
+        if not same:
+            # The decoder of a tied head may be a function: the module before it is tried.
+            if found is not None:
+                break
+            continue
+        found = module
+    if found is None:
+        raise WorkloadError(
+            "masked_head: no module turns rows of hidden states into logits independently",
+            remedy="make the head a module that gets hidden states [batch, length, width]",
+        )
+    _attach(model, found, rows)
+    return rows
+
+
+def takes_labels(model: nn.Module) -> bool:
+    """Whether the model's forward has an argument ``labels``."""
+    return "labels" in _arguments(model)
+
+
+def _arguments(model: nn.Module) -> list[str]:
+    return list(inspect.signature(model.forward).parameters)
+
+
+def _attach(model: nn.Module, head: nn.Module, rows: LabelledRows) -> list[Any]:
+    handles = [head.register_forward_pre_hook(_TakeRows(rows))]
+    if rows.takes_labels:
+        handles.append(model.register_forward_pre_hook(_TakeLabels(rows), with_kwargs=True))
+    return [*handles, model.register_forward_hook(_Forget(rows), always_call=True)]
+
+
+def _row_modules(
+    model: nn.Module, run: Callable[[], object], shape: tuple[int, ...]
+) -> list[nn.Module]:
+    """Return the modules whose first input is [batch, length, width], in the order of calls."""
+    called: list[nn.Module] = []
+
+    def note(module: nn.Module, args: Any) -> None:
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and first.is_floating_point():
+            rows = tuple(first.shape[:-1])
+            if rows in (shape, (shape[0] * shape[1],)):
+                called.append(module)
+
+    parts = [module for module in model.modules() if module is not model]
+    handles = [module.register_forward_pre_hook(note) for module in parts]
+    try:
+        outputs_of(model, run)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
+
+
+def _same_rows(
+    before: Any, model: nn.Module, run: Callable[[], object], rows: LabelledRows, targets: Tensor
+) -> bool:
+    """Whether outputs are equal, at labelled rows for those with one row per token."""
+    if not rows.takes_labels:
+        rows.select(targets)
+    try:
+        after = outputs_of(model, run)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    finally:
+        rows.positions = None
+    return _equal_rows(before, after, labelled(targets), targets.numel())
+
+
+def _equal_rows(before: Any, after: Any, positions: Tensor, count: int) -> bool:
+    """Whether two outputs are equal up to rounding, the second without some rows of tokens.
+
+    Args:
+        positions: int64 [m], rows of the first output that the second has.
+        count: rows of an output of the first with one row per token.
+    """
+    reduced = False
+    ours, theirs = tensors_in(before), tensors_in(after)
+    if len(ours) != len(theirs):
+        return False
+    for expected, actual in zip(ours, theirs, strict=True):
+        if expected.shape != actual.shape or expected.numel() == 0:
+            width = expected.shape[-1]
+            if expected.numel() != count * width or actual.numel() != len(positions) * width:
+                return False
+            expected, actual = expected.reshape(-1, width)[positions], actual.reshape(-1, width)
+            reduced = True
+        if not _close(expected, actual):
+            return False
+    return reduced
+
+
+class PackedTokens(TorchFunctionMode):
+    """A batch without its padding: token-wise operators see [1, n, ...] instead of [batch, length].
+
+    Attention within it is computed per sequence, so that no sequence reads another one.
+
+    Attributes:
+        kept: int64 [n], rows of the flattened batch that are not padding.
+        lengths: tokens of each sequence.
+        positions: int64 [1, n], column of each token in the batch.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.shape = tuple(mask.shape)
+        mask = mask != 0
+        self.kept = mask.reshape(-1).nonzero().squeeze(1)
+        self.lengths: list[int] = [n for n in mask.sum(1).tolist() if n]
+        self.positions = (self.kept % self.shape[1])[None]
+        self._counting = torch.arange(len(self.kept), device=self.kept.device)
+        self._gradients = torch.is_grad_enabled()
+
+    def place(self, rows: Tensor) -> Tensor:
+        """Return the places of `rows` of the flattened batch among the remaining tokens.
+
+        Raises:
+            WorkloadError: one of them is padding.
+        """
+        places = torch.searchsorted(self.kept, rows)
+        known = self.kept[places.clamp(max=len(self.kept) - 1)]
+        if not torch.equal(known, rows):
+            raise WorkloadError(
+                "unpad: a token with a label is padding in the attention mask",
+                remedy="set labels of padding to -100",
+            )
+        return places
+
+    def pack(self, value: Any) -> Any:
+        """Return a tensor [batch, length, ...] as [1, n, ...]; anything else unchanged."""
+        if isinstance(value, Tensor) and tuple(value.shape[:2]) == self.shape:
+            return value.flatten(0, 1).index_select(0, self.kept)[None]
+        return value
+
+    def unpack(self, value: Tensor) -> Tensor:
+        """Return a tensor [1, n, ...] as [batch, length, ...], with zeros at padding."""
+        full = value.new_zeros(self.shape[0] * self.shape[1], *value.shape[2:])
+        padded: Tensor = full.index_copy(0, self.kept, value[0]).unflatten(0, self.shape)
+        return padded
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            self._check_recomputation()
+            return packed_attention(self.lengths, *args, **kwargs)
+        if func is functional.embedding:
+            args = (self._positions(args[0]), *args[1:])
+        return func(*args, **kwargs)
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        """Return the tokens' positions for ``arange(n)``, which counts through the whole pack."""
+        if ids.numel() == len(self.kept) and torch.equal(ids.reshape(-1), self._counting):
+            return self.positions.reshape(ids.shape)
+        return ids
+
+    def _check_recomputation(self) -> None:
+        """Refuse checkpointing, which would run attention again without this mode."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        recomputes = hooks is not None and "checkpoint" in hooks[0].__module__
+        if self._gradients and (recomputes or not torch.is_grad_enabled()):
+            raise WorkloadError(
+                "unpad: attention runs inside activation checkpointing, which would run it again "
+                "without the packed batch",
+                remedy="switch checkpointing off; without padding less memory is needed",
+            )
+
+    def __enter__(self) -> PackedTokens:
+        _active.packed = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _active.packed = None
+        super().__exit__(*error)
+
+
+def packed_attention(
+    lengths: Sequence[int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Return attention within each of consecutive sequences, by the fused kernel of torch.
+
+    A CPU computes 16-bit inputs in float32: the kernel's backward pass in bfloat16 took 2.6 times
+    as long for sequences of up to 128 tokens.
+
+    Args:
+        lengths: tokens of each sequence; their sum is n.
+        query, key, value: floating-point [1, heads, n, width].
+        attn_mask: as in torch, [..., 1 or n, n].
+    """
+    parts = []
+    begin = 0
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    inner = torch.float32 if device == "cpu" and dtype in _SHORT else dtype
+    query, key, value = query.to(inner), key.to(inner), value.to(inner)
+    if attn_mask is not None and attn_mask.is_floating_point():
+        attn_mask = attn_mask.to(inner)
+    for q, k, v in zip(*(x.split(lengths, -2) for x in (query, key, value)), strict=True):
+        end = begin + q.shape[-2]
+        mask = attn_mask
+        if mask is not None:
+            mask = mask[..., begin:end]
+            mask = mask if mask.shape[-2] == 1 else mask[..., begin:end, :]
+        # Autocast would convert the inputs again.
+        with torch.autocast(q.device.type, enabled=False):
+            parts.append(
+                functional.scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, **options
+                )
+            )
+        begin = end
+    return torch.cat(parts, -2).to(dtype)
+
+
+class _Pack:
+    """Packs the batch of a forward pass, if the model gets a mask of padding."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        names = _arguments(module)
+        named = dict(zip(names, args, strict=False)) | kwargs
+        mask = named.get(self.name)
+        if not isinstance(mask, Tensor) or mask.numel() != mask.shape[0] * mask.shape[-1]:
+            return None
+        packed = PackedTokens(mask.reshape(mask.shape[0], -1))
+        if self.name == "attention_mask" and "position_ids" in names:
+            # Hugging Face: without a mask none is made, and positions are an argument.
+            named[self.name], named["position_ids"] = None, named.get("position_ids")
+            if named["position_ids"] is None:
+                named["position_ids"] = packed.positions
+        else:
+            named[self.name] = mask.reshape(1, *mask.shape[1:-1], -1)[..., packed.kept]
+        packed.__enter__()
+        return (), {key: packed.pack(value) for key, value in named.items()}
+
+
+class _Unpack:
+    """Ends the packed forward pass; outputs with a row per token get their padding back."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        packed = getattr(_active, "packed", None)
+        if packed is None:
+            return None
+        packed.__exit__(None, None, None)
+        if kwargs.get("labels") is not None:
+            return None
+        shape = (1, len(packed.kept))
+        return tree_map_only(
+            Tensor, lambda x: packed.unpack(x) if tuple(x.shape[:2]) == shape else x, output
+        )
+
+
+def unpad(model: nn.Module, run: Callable[[], object], mask: Tensor) -> None:
+    """Compute token-wise layers of `model` without padding, and attention per sequence, in place.
+
+    A batch [batch, length] is packed to [1, n] inside the model if it gets a mask of padding, 1 for
+    tokens. Outputs of a call with ``labels=`` stay packed, others have zeros at padding.
+
+    Args:
+        run: one forward pass of `model`, for the comparison.
+        mask: [batch, length], the mask of `run`.
+
+    Raises:
+        WorkloadError: the model gets no mask of padding, or its outputs change.
+    """
+    before = outputs_of(model, run)
+    names = [name for name in _arguments(model) if "mask" in name and "head" not in name]
+    for name in names:
+        handles = [
+            model.register_forward_pre_hook(_Pack(name), with_kwargs=True),
+            model.register_forward_hook(_Unpack(), with_kwargs=True, always_call=True),
+        ]
+        kept = mask.reshape(-1).nonzero().squeeze(1)
+        try:
+            if _equal_tokens(before, outputs_of(model, run), kept, mask.numel()):
+                return
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            pass
+        for handle in handles:
+            handle.remove()
+    raise WorkloadError(
+        "unpad: the model computes something else without padding"
+        if names
+        else "unpad: no argument of the model's forward is a mask of padding",
+        remedy="pass attention_mask, 1 for tokens; call scaled_dot_product_attention (technique "
+        "sdpa), and look positions up by nn.Embedding or position_ids",
+    )
+
+
+def _equal_tokens(before: Any, after: Any, kept: Tensor, count: int) -> bool:
+    """Whether outputs at tokens are equal; what a model computes at padding is arbitrary."""
+    ours, theirs = tensors_in(before), tensors_in(after)
+    if len(ours) != len(theirs):
+        return False
+    for expected, actual in zip(ours, theirs, strict=True):
+        if expected.dim() > 1 and expected.shape[0] * expected.shape[1] == count:
+            expected, flat = expected.flatten(0, 1)[kept], actual.flatten(0, 1)
+            actual = flat if len(flat) < count else flat[kept]
+        if expected.shape != actual.shape or not _close(expected, actual):
+            return False
+    return True
+
+
+def _close(expected: Tensor, actual: Tensor) -> bool:
+    scale = float(expected.abs().max()) if expected.numel() else 1.0
+    return torch.allclose(expected, actual, rtol=1e-3, atol=1e-4 * max(scale, 1e-6))
