@@ -59,6 +59,69 @@ def space(
 
 
 @app.command()
+def search(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="file.py:function that returns (model, (inputs, classes), (inputs, classes)): "
+            "training and validation data.",
+        ),
+    ],
+    board: Annotated[
+        str, typer.Option("--board", metavar="NAME", help="Board, such as stm32f446re.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for the firmware.")
+    ],
+    latency: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Maximum latency, such as 100ms.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME|N", help="Duration, or number of trainings.")
+    ] = "15min",
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the longest trainings.")] = 24,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    store: Annotated[
+        Path | None, typer.Option("--store", metavar="FILE.db", help="File of the study.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Search a classifier's narrower versions for the most accurate one that fits a board.
+
+    Nothing that does not fit is trained: flash, RAM and instructions of a candidate are predicted
+    before it is built. The result is trained, converted to int8 and written as firmware.
+
+    slipstream nas search kws.py:task --board stm32f446re --latency 100ms -o kws/
+    """
+    from slipstream.cli._output import emit, note, progress
+    from slipstream.errors import UsageError
+    from slipstream.nas import search_for_board
+    from slipstream.ship.firmware import export_firmware
+    from slipstream.units import parse_duration_ns
+
+    limit_ms = None if latency is None else parse_duration_ns(latency, "--latency") / 1e6
+    made = _returned(target)
+    if not isinstance(made, tuple) or len(made) < 3:
+        raise UsageError(
+            f"'{target}' does not return (model, (inputs, classes), (inputs, classes))",
+            remedy="return the model, the training data and the validation data",
+        )
+    with progress("search") as report:
+        report("predicting which networks fit")
+        found = search_for_board(
+            *made[:3], board=board, latency_ms=limit_ms, budget=budget, epochs=epochs, seed=seed,
+            store=store, progress=lambda study: report(f"{len(study.trials)} trials"),
+        )  # fmt: skip
+        firmware = export_firmware(
+            found.model, name="network", device=found.fit.forecast.firmware.target.name
+        )
+        written = firmware.write(output)
+    emit(found.tables(), found.to_json(), as_json=as_json)
+    note(f"wrote {len(written)} files; next: slipstream ship verify {output}")
+
+
+@app.command()
 def export(
     target: Annotated[
         str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -169,6 +169,60 @@ def predict(
         )
     emit(predicted.tables(), predicted.to_json(), as_json=as_json)
     if not predicted.fits:
+        raise typer.Exit(1)
+
+
+@app.command()
+def fit(
+    model: _Model,
+    board: Annotated[
+        str, typer.Option("--board", metavar="NAME", help="Board, such as stm32f446re.")
+    ],
+    calib: _Calib = None,
+    weights: _Weights = None,
+    observer: _Observer = "percentile",
+    latency: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Maximum latency, such as 100ms.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show whether a model fits a board, by how much, and which operators need most.
+
+    For a PyTorch model that does not fit, it suggests the smallest change of its widths, kernels
+    and depths that makes it fit. RAM is exact; latency assumes cycles per instruction. Exits with
+    code 1 if the model does not fit.
+
+        slipstream ship fit model.py:Net --calib inputs.npy --board stm32f446re --latency 50ms
+    """
+    from slipstream.child import Child
+    from slipstream.cli._output import emit, progress
+    from slipstream.ship.boards import Fit
+    from slipstream.ship.boards import board as board_named
+    from slipstream.ship.firmware import export_firmware, forecast
+    from slipstream.units import parse_duration_ns
+
+    chosen = board_named(board)
+    limit_ms = None if latency is None else parse_duration_ns(latency, "--latency") / 1e6
+    with progress("fit") as report:
+        data, name, _ = _read(model, calib, weights, observer, report, with_noise=False)
+        report("planning memory")
+        firmware = export_firmware(data, name=name, device=chosen.target)
+        predicted = forecast(firmware, ram_bytes=chosen.ram, flash_bytes=chosen.flash)
+        found = Fit(chosen, predicted, limit_ms)
+        if not found.fits and name is not None:
+            report("searching for the nearest change that fits")
+            with Child() as child:
+                nearest = child.call(
+                    "slipstream.nas.board_search:nearest_in_file", timeout_s=600,
+                    path=str(Path(model.rpartition(":")[0]).resolve()), name=name,
+                    calibration=str(calib), weights=str(weights or ""), board=board,
+                    latency_ms=limit_ms,
+                )  # fmt: skip
+            found = replace(found, nearest=nearest)
+        elif not found.fits:
+            found = replace(found, nearest="; ".join(predicted.remedies()))
+    emit(found.table(), found.to_json(), as_json=as_json)
+    if not found.fits:
         raise typer.Exit(1)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
+    from slipstream.nas.board_search import BoardResult, search_for_board
     from slipstream.nas.estimates import estimate
     from slipstream.nas.footprint import Footprint, Footprints
     from slipstream.nas.latency import predict_latency
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ArchitectureSpace": "space",
+    "BoardResult": "board_search",
     "Footprint": "footprint",
     "Footprints": "footprint",
     "Supernet": "supernet",
@@ -25,10 +27,12 @@ _HOMES = {
     "fit": "searching",
     "predict_latency": "latency",
     "search": "searching",
+    "search_for_board": "board_search",
 }
 
 __all__ = [
     "ArchitectureSpace",
+    "BoardResult",
     "Footprint",
     "Footprints",
     "Supernet",
@@ -38,6 +42,7 @@ __all__ = [
     "fit",
     "predict_latency",
     "search",
+    "search_for_board",
 ]
 
 __getattr__, __dir__ = late(__name__, _HOMES, __all__)

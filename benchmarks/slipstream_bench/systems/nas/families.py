@@ -29,7 +29,7 @@ class Basic(nn.Module):
         return F.relu(y, inplace=True)
 
 
-def resnet() -> nn.Module:
+def resnet() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(True),
         nn.Sequential(Basic(16, 16, 1), Basic(16, 16, 1)),

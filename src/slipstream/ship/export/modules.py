@@ -60,6 +60,22 @@ def write_module(
     with_noise: bool = True,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Do the work of `export_module` in the child process; arguments arrive as text."""
+    model, inputs = load_model(path, name, calibration, weights)
+    network = quantize_model(model, [inputs], name=name, observer=observer)
+    content = write_network(network)
+    Path(output).write_bytes(content)
+    # Exporting needs torch only; measuring the noise of layers needs LiteRT.
+    if not with_noise or importlib.util.find_spec("ai_edge_litert") is None:
+        return []
+    return [asdict(layer) for layer in layer_noise(model, content, inputs[:_NOISE_INPUTS])]
+
+
+def load_model(path: str, name: str, calibration: str, weights: str) -> tuple[Any, Any]:
+    """Run a user's file; return its model, and the calibration inputs [n, ...].
+
+    Args:
+        weights: file of a state dict; empty for the initial weights.
+    """
     import torch
 
     sys.path.insert(0, str(Path(path).parent))
@@ -89,14 +105,7 @@ def write_module(
                 f"{str(error)[:300]}",
                 where=weights, remedy=f"save them with torch.save(model.state_dict(), '{weights}')",
             ) from error  # fmt: skip
-    inputs = _inputs(Path(calibration))
-    network = quantize_model(model, [inputs], name=name, observer=observer)
-    content = write_network(network)
-    Path(output).write_bytes(content)
-    # Exporting needs torch only; measuring the noise of layers needs LiteRT.
-    if not with_noise or importlib.util.find_spec("ai_edge_litert") is None:
-        return []
-    return [asdict(layer) for layer in layer_noise(model, content, inputs[:_NOISE_INPUTS])]
+    return model, _inputs(Path(calibration))
 
 
 def _inputs(path: Path) -> Any:
