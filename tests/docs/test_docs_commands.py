@@ -93,6 +93,8 @@ NOT_RUN = {
     ),
     "slipstream prove train.py:make --cluster workers=2,link=1gbit,latency=50us -t "
     "pipeline:2,schedule=zero_bubble": "starts ranks; tests/techniques/pipeline runs stages",
+    "slipstream prove train.py:make --cluster workers=2,link=200mbit,latency=50us -t "
+    "burst:2,plan=2/1@classifier": "starts ranks; tests/techniques/burst runs bursts",
     "slipstream hfuse a.cu:reduce:block=256,n=4000 b.cu:scale:block=512 -o fused.cu --arch sm_90": (
         "needs sources and nvcc; tests/techniques/side_by_side/test_hfuse.py runs it"
     ),
