@@ -60,7 +60,8 @@ class Retrieval(nn.Module):
         scores = self.classes(y)
         shifted = scores - scores.amax(-1, keepdim=True)
         logs = shifted - shifted.exp().sum(-1, keepdim=True).log()
-        return -logs.gather(1, labels[:, None]).mean()
+        loss: Tensor = -logs.gather(1, labels[:, None]).mean()
+        return loss
 
 
 class Series(nn.Module):
