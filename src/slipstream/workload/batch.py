@@ -62,12 +62,12 @@ class TokenBatch(NamedTuple):
 
         Empty if there are neither labels nor a mask.
         """
-        known = [tensor for tensor in self if tensor is not None]
-        if not known:
+        present = [tensor for tensor in self if tensor is not None]
+        if not present:
             return {}
         labelled = None if self.labels is None else int((self.labels != -100).sum())
         lengths = None if self.mask is None else (self.mask != 0).sum(1).tolist()
-        return {"shape": list(known[0].shape), "labelled": labelled, "lengths": lengths}
+        return {"shape": list(present[0].shape), "labelled": labelled, "lengths": lengths}
 
 
 def find_tokens(batch: Any) -> TokenBatch:

@@ -173,8 +173,8 @@ def test_recomputation_outside_of_the_pack_is_refused() -> None:
             run = super().attention
             if not torch.is_grad_enabled():
                 return run(x, mask)
-            kept: Tensor = torch.utils.checkpoint.checkpoint(run, x, mask, use_reentrant=False)
-            return kept
+            attended: Tensor = torch.utils.checkpoint.checkpoint(run, x, mask, use_reentrant=False)
+            return attended
 
     batch = tokens()
     inputs = batch["input_ids"], batch["attention_mask"]

@@ -227,7 +227,7 @@ class PackedTokens(TorchFunctionMode):
     Attention within it is computed per sequence, so that no sequence reads another one.
 
     Attributes:
-        kept: int64 [n], rows of the flattened batch that are not padding.
+        retained: int64 [n], rows of the flattened batch that are not padding.
         lengths: tokens of each sequence.
         positions: int64 [1, n], column of each token in the batch.
     """
@@ -236,10 +236,10 @@ class PackedTokens(TorchFunctionMode):
         super().__init__()
         self.shape = tuple(mask.shape)
         mask = mask != 0
-        self.kept = mask.reshape(-1).nonzero().squeeze(1)
+        self.retained = mask.reshape(-1).nonzero().squeeze(1)
         self.lengths: list[int] = [n for n in mask.sum(1).tolist() if n]
-        self.positions = (self.kept % self.shape[1])[None]
-        self._counting = torch.arange(len(self.kept), device=self.kept.device)
+        self.positions = (self.retained % self.shape[1])[None]
+        self._counting = torch.arange(len(self.retained), device=self.retained.device)
         self._gradients = torch.is_grad_enabled()
 
     def place(self, rows: Tensor) -> Tensor:
@@ -248,9 +248,9 @@ class PackedTokens(TorchFunctionMode):
         Raises:
             WorkloadError: one of them is padding.
         """
-        places = torch.searchsorted(self.kept, rows)
-        known = self.kept[places.clamp(max=len(self.kept) - 1)]
-        if not torch.equal(known, rows):
+        places = torch.searchsorted(self.retained, rows)
+        places_of = self.retained[places.clamp(max=len(self.retained) - 1)]
+        if not torch.equal(places_of, rows):
             raise WorkloadError(
                 "unpad: a token with a label is padding in the attention mask",
                 remedy="set labels of padding to -100",
@@ -260,13 +260,13 @@ class PackedTokens(TorchFunctionMode):
     def pack(self, value: Any) -> Any:
         """Return a tensor [batch, length, ...] as [1, n, ...]; anything else unchanged."""
         if isinstance(value, Tensor) and tuple(value.shape[:2]) == self.shape:
-            return value.flatten(0, 1).index_select(0, self.kept)[None]
+            return value.flatten(0, 1).index_select(0, self.retained)[None]
         return value
 
     def unpack(self, value: Tensor) -> Tensor:
         """Return a tensor [1, n, ...] as [batch, length, ...], with zeros at padding."""
         full = value.new_zeros(self.shape[0] * self.shape[1], *value.shape[2:])
-        padded: Tensor = full.index_copy(0, self.kept, value[0]).unflatten(0, self.shape)
+        padded: Tensor = full.index_copy(0, self.retained, value[0]).unflatten(0, self.shape)
         return padded
 
     def __torch_function__(
@@ -282,7 +282,7 @@ class PackedTokens(TorchFunctionMode):
 
     def _positions(self, ids: Tensor) -> Tensor:
         """Return the tokens' positions for ``arange(n)``, which counts through the whole pack."""
-        if ids.numel() == len(self.kept) and torch.equal(ids.reshape(-1), self._counting):
+        if ids.numel() == len(self.retained) and torch.equal(ids.reshape(-1), self._counting):
             return self.positions.reshape(ids.shape)
         return ids
 
@@ -371,7 +371,7 @@ class _Pack:
             if named["position_ids"] is None:
                 named["position_ids"] = packed.positions
         else:
-            named[self.name] = mask.reshape(1, *mask.shape[1:-1], -1)[..., packed.kept]
+            named[self.name] = mask.reshape(1, *mask.shape[1:-1], -1)[..., packed.retained]
         packed.__enter__()
         return (), {key: packed.pack(value) for key, value in named.items()}
 
@@ -386,7 +386,7 @@ class _Unpack:
         packed.__exit__(None, None, None)
         if kwargs.get("labels") is not None:
             return None
-        shape = (1, len(packed.kept))
+        shape = (1, len(packed.retained))
         return tree_map_only(
             Tensor, lambda x: packed.unpack(x) if tuple(x.shape[:2]) == shape else x, output
         )
@@ -412,9 +412,9 @@ def unpad(model: nn.Module, run: Callable[[], object], mask: Tensor) -> None:
             model.register_forward_pre_hook(_Pack(name), with_kwargs=True),
             model.register_forward_hook(_Unpack(), with_kwargs=True, always_call=True),
         ]
-        kept = mask.reshape(-1).nonzero().squeeze(1)
+        retained = mask.reshape(-1).nonzero().squeeze(1)
         try:
-            if _equal_tokens(before, outputs_of(model, run), kept, mask.numel()):
+            if _equal_tokens(before, outputs_of(model, run), retained, mask.numel()):
                 return
         except (RuntimeError, ValueError, IndexError, TypeError):
             pass
@@ -429,15 +429,15 @@ def unpad(model: nn.Module, run: Callable[[], object], mask: Tensor) -> None:
     )
 
 
-def _equal_tokens(before: Any, after: Any, kept: Tensor, count: int) -> bool:
+def _equal_tokens(before: Any, after: Any, retained: Tensor, count: int) -> bool:
     """Whether outputs at tokens are equal; what a model computes at padding is arbitrary."""
     ours, theirs = tensors_in(before), tensors_in(after)
     if len(ours) != len(theirs):
         return False
     for expected, actual in zip(ours, theirs, strict=True):
         if expected.dim() > 1 and expected.shape[0] * expected.shape[1] == count:
-            expected, flat = expected.flatten(0, 1)[kept], actual.flatten(0, 1)
-            actual = flat if len(flat) < count else flat[kept]
+            expected, flat = expected.flatten(0, 1)[retained], actual.flatten(0, 1)
+            actual = flat if len(flat) < count else flat[retained]
         if expected.shape != actual.shape or not _close(expected, actual):
             return False
     return True

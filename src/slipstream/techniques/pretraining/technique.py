@@ -216,11 +216,11 @@ class Unpad(TechniqueSettings):
         return CodeChange("", f"by hand, with a batch at hand:\n{_UNPAD_BY_HAND}")
 
     def _rows(self, graph: Graph) -> Rows | None:
-        def kept(tokens: dict[str, Any]) -> int | None:
+        def retained(tokens: dict[str, Any]) -> int | None:
             lengths = tokens["lengths"]
             return sum(lengths) if lengths and sum(lengths) < math.prod(tokens["shape"]) else None
 
-        return rows_of(graph, kept)
+        return rows_of(graph, retained)
 
     def _changed(self, graph: Graph) -> tuple[Rows, dict[int, Call], dict[int, Call]]:
         rows = self._rows(graph)

@@ -1,0 +1,130 @@
+"""FusedLAMB against the update in float64, and as a technique."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from encoders import plain
+from recorded import build, graph_of
+
+from known_durations import context_for, timed_by_bytes
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.techniques.pretraining import FusedLAMB, lamb
+from slipstream.techniques.pretraining.technique import FusedLamb
+
+SHAPES = ((70, 33), (77,), (5,))
+
+
+class LAMB(torch.optim.Optimizer):
+    """The equations of You et al., one tensor at a time."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, weight_decay: float = 0.01) -> None:
+        super().__init__(
+            params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": weight_decay}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            (beta1, beta2), decay = group["betas"], group["weight_decay"]
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(
+                        step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p)
+                    )
+                state["step"] = t = state["step"] + 1
+                state["exp_avg"] = m = beta1 * state["exp_avg"] + (1 - beta1) * p.grad
+                state["exp_avg_sq"] = v = beta2 * state["exp_avg_sq"] + (1 - beta2) * p.grad**2
+                u = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + group["eps"]) + decay * p
+                ratio = p.norm() / u.norm() if decay and p.norm() > 0 and u.norm() > 0 else 1.0
+                p.sub_(group["lr"] * ratio * u)
+
+
+def parameters(dtype: torch.dtype) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    weights[2].zero_()
+    first, *others = (torch.nn.Parameter(weight) for weight in weights)
+    return [{"params": [first, others[1]]}, {"params": others[:1], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_two_hundred_updates_equal_those_in_float64(
+    compiled: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(lamb, "why_no_compiler", lambda: "none is installed")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    ours, exact = FusedLAMB(parameters(torch.float32), lr=1e-2), LAMB(parameters(torch.float64))
+    generator = torch.Generator().manual_seed(1)
+    pairs = [
+        (p, q)
+        for a, b in zip(ours.param_groups, exact.param_groups, strict=True)
+        for p, q in zip(a["params"], b["params"], strict=True)
+    ]
+    for _ in range(200):
+        for p, q in pairs:
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.double()
+        ours.step(), exact.step()
+    for p, q in pairs:
+        assert float((p - q).detach().abs().max() / q.detach().abs().max()) < 1e-5
+
+
+def test_gradients_are_clipped_by_their_common_norm() -> None:
+    first, second = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = FusedLAMB([first, second], max_grad_norm=1.0)
+    first.grad, second.grad = torch.full((3,), 30.0), torch.full((3,), 40.0)
+    optimizer.step()
+    norm = 50.0 * 3**0.5
+    moments = optimizer.state[second]["exp_avg"]
+    torch.testing.assert_close(moments, torch.full((3,), 0.1 * 40.0 / norm))
+
+
+def test_state_survives_saving_and_replacing_a_users_lamb() -> None:
+    theirs = LAMB(parameters(torch.float32))
+    for group in theirs.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    theirs.step()
+    ours = FusedLAMB.like(theirs)
+    assert ours.param_groups[1]["weight_decay"] == 0.0
+    restored = FusedLAMB(copy.deepcopy(theirs.param_groups))
+    restored.load_state_dict(copy.deepcopy(ours.state_dict()))
+    first, copied = (o.param_groups[0]["params"][0] for o in (ours, restored))
+    copied.grad = torch.ones_like(copied)
+    ours.step(), restored.step()
+    torch.testing.assert_close(first, copied)
+
+
+def with_lamb() -> Any:
+    model, batch, loss, _ = plain()
+    return model, batch, loss, LAMB(model.parameters())
+
+
+def test_technique_replaces_the_users_lamb() -> None:
+    technique = FusedLamb()
+    graph = timed_by_bytes(graph_of(with_lamb))
+    assert technique.why_not(graph) is None
+    after = technique.predict(graph, context_for(technique, graph))
+    assert len(after) < len(graph) - 100
+    eager, fused = build(with_lamb), build(with_lamb, technique)
+    for _ in range(3):
+        assert float(fused.step()) == pytest.approx(float(eager.step()), rel=1e-5)
+    assert isinstance(fused.optimizer, FusedLAMB)
+    with pytest.raises(WorkloadError, match="has no optimizer LAMB"):
+        build(plain, technique)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"lr": -1.0}, "lr"), ({"betas": (0.9, 1.0)}, "betas"), ({"max_grad_norm": 0.0}, "max_grad")],
+)
+def test_settings_out_of_range_are_refused(settings: Any, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=name):
+        FusedLAMB([torch.nn.Parameter(torch.ones(2))], **settings)
