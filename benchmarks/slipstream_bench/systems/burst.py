@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,9 @@ _RATE, _LATENCY = 2.66e5, 40.0
 # Global batch, devices, amplification limit: microseconds and device microseconds.
 _REFERENCE = {
     (32, 8, 1.5): (13061, 62963), (32, 8, 2.0): (11284, 67252), (32, 8, 3.0): (10871, 70022),
-    (32, 8, None): (10871, 70022), (64, 64, 1.5): (10986, 145472), (64, 64, 2.0): (8915, 152632),
-    (64, 64, 3.0): (7338, 180817), (64, 64, None): (6272, 244696),
+    (32, 8, math.inf): (10871, 70022), (64, 64, 1.5): (10986, 145472),
+    (64, 64, 2.0): (8915, 152632), (64, 64, 3.0): (7338, 180817),
+    (64, 64, math.inf): (6272, 244696),
 }  # fmt: skip
 _SIZES = ((32, 8), (32, 32), (64, 16), (64, 64))
 _RATES = (3e3, 1.25e4, 5e4, _RATE)
@@ -175,7 +177,7 @@ def published_plan(layers: Sequence[BurstLayer], devices: Sequence[int], limit: 
     # By option: time, time of the last layer, device time, devices.
     states: dict[int, tuple[float, float, float, tuple[int, ...]]] = {}
     for number, layer in enumerate(layers):
-        following = {}
+        following: dict[int, tuple[float, float, float, tuple[int, ...]]] = {}
         for option, g in enumerate(devices):
             work = float(layer.work_ns[option])
             if not number:

@@ -30,8 +30,8 @@ def test_settings_are_checked_and_written_back() -> None:
     assert str(technique) == "burst:4,amplification=2.0,plan=4/1@6"
     for text, problem in (
         ("burst:1", "1 is not between 2 and"),
-        ("burst:2,amplification=0.5", "0.5 is below 1"),
-        ("burst:2,deadline_ms=-1", "-1.0 is not a positive number"),
+        ("burst:2,amplification=0.5", "0.5 is not at least 1"),
+        ("burst:2,deadline_ms=-1", "-1.0 is not at least 0"),
         ("burst:2,plan=2/1", "'1' in '2/1' cannot be read"),
         ("burst:2,plan=x", "'x' in 'x' cannot be read"),
         ("burst:2,plan=4", "4 is not between 1 and workers=2"),
@@ -101,7 +101,7 @@ def test_limits_choose_cheaper_plans() -> None:
     deadline = Burst(8, deadline_ms=replay(graph).step_ns / 1e6).predict(graph, known)
     assert "plan=1;" in deadline.edits[-1].what
     for limit in ("device_ms", "deadline_ms"):
-        with pytest.raises(InvalidArgumentError, match="no plan is within the limit"):
+        with pytest.raises(InvalidArgumentError, match="no plan of the layers is within"):
             replace(technique, **{limit: 1e-9}).predict(graph, known)
 
 

@@ -13,7 +13,7 @@ from slipstream.techniques.burst.planner import BurstLayer, Floats
 
 def device_options(workers: int, samples: int) -> tuple[int, ...]:
     """Return the numbers of devices that divide a batch evenly, from 1 to `workers`."""
-    return tuple(g for g in range(1, workers + 1) if samples % g == 0)
+    return tuple(g for g in range(1, min(workers, samples) + 1) if samples % g == 0)
 
 
 def burst_layers(

@@ -29,7 +29,6 @@ from slipstream.cluster import Mesh
 from slipstream.cluster.orders import ORDERS
 from slipstream.cluster.placement import Part, Placement
 from slipstream.errors import InvalidArgumentError
-from slipstream.tables import Column, Table
 from slipstream.units import format_duration
 
 Floats = NDArray[np.float64]
@@ -117,25 +116,14 @@ class BurstPlan:
         ]  # fmt: skip
         return Placement(tuple(parts), ORDERS["gpipe"](len(parts), 1))
 
-    def table(self) -> Table:
-        """Return a table with a row per run of layers with equally many devices."""
-        ends = [at for _, at in self.bursts[1:]] + [len(self.layers)]
-        rows = [
-            [str(devices), self.layers[at], str(end - at)]
-            for (devices, at), end in zip(self.bursts, ends, strict=True)
-        ]
-        notes = [f"{format_duration(self.time_ns)}, {format_duration(self.device_ns)} of devices"]
-        columns = [Column("devices", "right"), Column("from layer"), Column("layers", "right")]
-        return Table(columns, rows, notes=tuple(notes))
-
 
 def plan(
     layers: Sequence[BurstLayer],
     devices: Sequence[int],
     *,
-    amplification: float | None = None,
-    deadline_ns: float | None = None,
-    device_ns: float | None = None,
+    amplification: float = math.inf,
+    deadline_ns: float = math.inf,
+    device_ns: float = math.inf,
 ) -> BurstPlan:
     """Return the fastest plan, or the one with the least device time that meets a deadline.
 
@@ -143,37 +131,30 @@ def plan(
         layers: in order of the forward pass.
         devices: the options, ascending from 1.
         amplification: upper limit of a layer's device time relative to its time on one device.
-        deadline_ns: upper limit of the time.
-        device_ns: upper limit of the device time.
+        deadline_ns, device_ns: upper limits of time and device time.
 
     Raises:
         InvalidArgumentError: no plan is within the limits, an amplification below 1, or `layers` or
             `devices` are empty or do not match.
     """
-    limited = deadline_ns is not None or device_ns is not None
+    limited = deadline_ns < math.inf or device_ns < math.inf
     found = _search(layers, devices, amplification, frontier=limited)
-    within = [
-        label
-        for label in found
-        if label.time_ns <= (math.inf if deadline_ns is None else deadline_ns)
-        and label.device_ns <= (math.inf if device_ns is None else device_ns)
-    ]
+    within = [each for each in found if each.time_ns <= deadline_ns and each.device_ns <= device_ns]
     if not within:
-        name, best = (
-            ("device_ns", min(label.device_ns for label in found))
-            if deadline_ns is None
-            else ("deadline_ns", min(label.time_ns for label in found))
-        )
+        name, limit, least = "deadline_ns", deadline_ns, found[0].time_ns
+        if least <= deadline_ns:
+            name, limit = "device_ns", device_ns
+            least = min(each.device_ns for each in found if each.time_ns <= deadline_ns)
         raise InvalidArgumentError(
-            name, "no plan is within the limit", remedy=f"the least is {best:.0f} ns"
-        )
-    if deadline_ns is None:
-        return min(within, key=lambda label: (label.time_ns, label.device_ns))
-    return min(within, key=lambda label: (label.device_ns, label.time_ns))
+            name, f"no plan of the layers is within {format_duration(max(limit, 0.0))}",
+            remedy=f"the least is {format_duration(least)}",
+        )  # fmt: skip
+    # In order of time, so of decreasing device time.
+    return within[0 if deadline_ns == math.inf else -1]
 
 
 def pareto(
-    layers: Sequence[BurstLayer], devices: Sequence[int], *, amplification: float | None = None
+    layers: Sequence[BurstLayer], devices: Sequence[int], *, amplification: float = math.inf
 ) -> list[BurstPlan]:
     """Return the plans that no other plan dominates in time and device time, fastest first.
 
@@ -192,30 +173,23 @@ def spread(bursts: Sequence[tuple[int, str]], names: Sequence[str]) -> list[int]
     Raises:
         InvalidArgumentError: no layer begins such a module, or they are not in order.
     """
-    starts: list[int] = []
-    for _, module in bursts:
+    counts: list[int] = []
+    begun = -1
+    for devices, module in bursts:
         begins = (n for n, name in enumerate(names) if f"{name}.".startswith(f"{module}."))
         at = next(begins, -1) if module else 0
-        if starts and at <= starts[-1]:
+        if at <= begun:
             raise InvalidArgumentError(
                 "burst:plan", f"no later layer begins module '{module}'",
                 remedy="pass some of " + ", ".join(filter(None, names)),
             )  # fmt: skip
-        starts.append(at)
-    ends = [*starts[1:], len(names)]
-    return [
-        devices
-        for (devices, _), start, end in zip(bursts, starts, ends, strict=True)
-        for _ in range(start, end)
-    ]
+        counts[at:] = [devices] * (len(names) - at)
+        begun = at
+    return counts
 
 
 def _search(
-    layers: Sequence[BurstLayer],
-    devices: Sequence[int],
-    amplification: float | None,
-    *,
-    frontier: bool,
+    layers: Sequence[BurstLayer], devices: Sequence[int], amplification: float, *, frontier: bool
 ) -> list[BurstPlan]:
     options = np.array(devices, np.int64)
     if not layers or not len(options) or options[0] != 1 or (np.diff(options) <= 0).any():
@@ -223,12 +197,12 @@ def _search(
             "layers" if not layers else "devices", "there are none, or they do not ascend from 1",
             remedy="pass layers, and for example devices=[1, 2, 4]",
         )  # fmt: skip
-    if amplification is not None and not amplification >= 1:
+    if not amplification >= 1:
         raise InvalidArgumentError(
             "amplification", f"{amplification} is below 1, that of a single device"
         )
     most = max(16, min(_MAX_LABELS, _MAX_TOTAL_LABELS // len(layers) // len(options)))
-    search = _Search(options, math.inf if amplification is None else amplification, frontier, most)
+    search = _Search(options, amplification, frontier, most)
     labels = search.chain(layers, np.zeros((1, len(options))))
     found = search.kept(np.zeros_like(labels.key), *labels[1:4], labels.trace.__getitem__)
     plans = []

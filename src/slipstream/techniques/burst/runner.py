@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipstream.cluster import Cluster
@@ -45,7 +46,7 @@ _SHORT, _LONG = 1 << 9, 1 << 20
 
 
 def run_in_bursts(
-    built: BuiltWorkload, bursts: Sequence[tuple[int, str]], limits: dict[str, float | None]
+    built: BuiltWorkload, bursts: Sequence[tuple[int, str]], limits: dict[str, float]
 ) -> None:
     """Let each step run this rank's share of every layer.
 
@@ -100,7 +101,7 @@ def _check(
 
 def _planned(
     layers: Sequence[nn.Module], messages: Sequence[LayerMessage], x: torch.Tensor,
-    limits: dict[str, float | None],
+    limits: dict[str, float],
 ) -> list[int]:  # fmt: skip
     """Return the number of devices of each layer, planned from times on the first ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -183,19 +184,13 @@ class _Step:
                 break
             rows = entering if entering.grad is None else entering.grad
             gradient = self._moved(rows.detach(), number, backwards=True)
-        self._finish(reported)
-        return total
-
-    def _finish(self, reported: Any) -> None:
-        try:
-            for part in self.parts:
-                if part.sums is not None:
-                    part.sums.wait()
-            reported.wait()
-        except RuntimeError as error:
-            raise self._lost("another rank", error) from error
+        for part in self.parts:
+            if part.sums is not None:
+                part.sums.wait()
+        _wait(reported, "another rank")
         self.optimizer.step()
         self.optimizer.zero_grad()
+        return total
 
     def _moved(self, rows: torch.Tensor, number: int, *, backwards: bool) -> torch.Tensor:
         """Return this rank's rows of what enters a part, or of its gradient."""
@@ -215,22 +210,11 @@ class _Step:
             elif rank == target:
                 received[source] = torch.empty_like(result[here])
                 places[source] = here
-        works = self.wire.post(sent, received, tag=2 * number + backwards)
-        for peer, work in works.items():
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise self._lost(f"rank {max(peer, -1 - peer)}", error) from error
+        for peer, work in self.wire.post(sent, received, tag=2 * number + backwards).items():
+            _wait(work, f"rank {max(peer, -1 - peer)}")
         for source, place in places.items():
             result[place] = received[source]
         return result
-
-    def _lost(self, peer: str, error: RuntimeError) -> CommunicationError:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        return CommunicationError(
-            f"rank {self.wire.rank} of the burst lost {peer}: {reason}",
-            remedy="look at the output of that rank",
-        )
 
 
 @functools.cache
@@ -244,21 +228,20 @@ def _routes(a: int, b: int) -> list[tuple[int, int, slice, slice]]:
 
 
 class _Sums:
-    """All-reduces of gradients, in buckets like those of DistributedDataParallel."""
+    """All-reduces of a part's gradients, in buckets like those of DistributedDataParallel."""
 
     def __init__(self, module: nn.Module, group: Any) -> None:
-        self.group = group
-        self.pending: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self.buckets = list(_buckets(trained[::-1]))
-        self.missing = [len(bucket) for bucket in self.buckets]
+        self.group, self.pending = group, list[tuple[Any, torch.Tensor, list[torch.Tensor]]]()
+        trained = list[torch.Tensor](p for p in module.parameters() if p.requires_grad)[::-1]
+        limits = [FIRST_BUCKET_BYTES, BUCKET_BYTES]
+        numbers = _compute_bucket_assignment_by_size(trained, limits)[0] if trained else []
+        self.buckets = [[trained[number] for number in bucket] for bucket in numbers]
+        self.missing = list(map(len, self.buckets))
         for number, bucket in enumerate(self.buckets):
             for parameter in bucket:
-                parameter.register_post_accumulate_grad_hook(
-                    lambda _, number=number: self._ready(number)
-                )
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
 
-    def _ready(self, number: int) -> None:
+    def _ready(self, number: int, parameter: torch.Tensor) -> None:
         self.missing[number] -= 1
         if not self.missing[number]:
             self._send(number)
@@ -271,29 +254,24 @@ class _Sums:
             self.pending.append((work, flat, found))
 
     def wait(self) -> None:
-        """Replace the gradients by their sums."""
-        for number, missing in enumerate(self.missing):
-            if missing:
-                # Not all parameters were used.
-                self._send(number)
+        """Replace the gradients by their sums, also in buckets with unused parameters."""
+        for number in np.flatnonzero(self.missing).tolist():
+            self._send(number)
         for work, flat, found in self.pending:
-            work.wait()
+            _wait(work, "another rank")
             pieces = flat.split([gradient.numel() for gradient in found])
             for gradient, piece in zip(found, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
         self.pending.clear()
-        self.missing = [len(bucket) for bucket in self.buckets]
+        self.missing = list(map(len, self.buckets))
 
 
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    limit, bucket = FIRST_BUCKET_BYTES, list[nn.Parameter]()
-    for parameter in parameters:
-        if bucket and parameter.dtype != bucket[0].dtype:
-            yield bucket
-            bucket = []
-        bucket.append(parameter)
-        if sum(p.nbytes for p in bucket) >= limit:
-            yield bucket
-            limit, bucket = BUCKET_BYTES, []
-    if bucket:
-        yield bucket
+def _wait(work: Any, peer: str) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise CommunicationError(
+            f"rank {dist.get_rank()} of the burst lost {peer}: {reason}",
+            remedy="look at the output of that rank",
+        ) from error

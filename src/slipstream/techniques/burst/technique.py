@@ -25,7 +25,7 @@ from slipstream.graph import (
     insert_exchange,
     replay,
 )
-from slipstream.graph.parts import Boundary, Cut, boundaries, cut
+from slipstream.graph.parts import Boundary, Cut, Indices, boundaries, cut
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Traits
 from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.burst import planner
@@ -64,9 +64,9 @@ class Burst(Spreads):
     """
 
     workers: int = 2
-    amplification: float | None = None
-    deadline_ms: float | None = None
-    device_ms: float | None = None
+    amplification: float = math.inf
+    deadline_ms: float = math.inf
+    device_ms: float = math.inf
     plan: str = ""
 
     name: ClassVar[str] = "burst"
@@ -77,14 +77,9 @@ class Burst(Spreads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("amplification", "deadline_ms", "device_ms"):
-            limit = getattr(self, name)
-            if limit is not None and not (math.isfinite(limit) and limit > 0):
-                raise InvalidArgumentError(f"burst:{name}", f"{limit} is not a positive number")
-        if self.amplification is not None and self.amplification < 1:
-            raise InvalidArgumentError(
-                "burst:amplification", f"{self.amplification} is below 1, that of a single device"
-            )
+        for name, least in (("amplification", 1.0), ("deadline_ms", 0.0), ("device_ms", 0.0)):
+            if not (limit := getattr(self, name)) >= least:
+                raise InvalidArgumentError(f"burst:{name}", f"{limit} is not at least {least:g}")
         for devices, _ in self.bursts:
             if not 1 <= devices <= self.workers:
                 raise InvalidArgumentError(
@@ -110,13 +105,12 @@ class Burst(Spreads):
         return found
 
     @property
-    def limits(self) -> dict[str, Any]:
-        """Arguments of `planner.plan`, times in ns."""
+    def limits(self) -> dict[str, float]:
+        """Arguments of `planner.plan`."""
         return {
-            "amplification": self.amplification,
-            "deadline_ns": None if self.deadline_ms is None else self.deadline_ms * 1e6,
-            "device_ns": None if self.device_ms is None else self.device_ms * 1e6,
-        }
+            "amplification": self.amplification, "deadline_ns": self.deadline_ms * 1e6,
+            "device_ns": self.device_ms * 1e6,
+        }  # fmt: skip
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """Return why layers cannot run on different devices; None if they can."""
@@ -128,30 +122,27 @@ class Burst(Spreads):
                     f"batch norm '{graph.task(task).module}' would normalise the samples of each "
                     "device separately"
                 )
-        options = device_options(self.workers, graph.samples)
-        for devices, _ in self.bursts:
-            if devices not in options:
-                return f"{graph.samples} samples do not divide among {devices} devices"
-        if len(options) < 2:
-            return f"{graph.samples} samples do not divide among 2 to {self.workers} devices"
-        return next(filter(None, (size.why_not(graph) for size in self._sizes(graph))), None)
+        wrong = [g for g, _ in self.bursts if graph.samples % g]
+        if wrong or (len(self._options(graph)) < 2 and self.plan in ("", "1")):
+            among = wrong[0] if wrong else f"2 to {self.workers}"
+            return f"{graph.samples} samples do not divide among {among} devices"
+        reasons = (_resize(graph, g).why_not(graph) for g in self._options(graph) if g > 1)
+        return next(filter(None, reasons), None)
 
     def required_timings(self, graph: Graph) -> Sequence[Any]:
         """Return the operators at every share of the batch, and copies of gradients."""
-        of_sizes = [call for size in self._sizes(graph) for call in size.required_timings(graph)]
-        return [*of_sizes, *(copying(gradient.spec) for gradient in gradients(graph))]
+        sizes = [_resize(graph, g) for g in self._options(graph) if g > 1]
+        calls = [call for size in sizes for call in size.required_timings(graph)]
+        return [*calls, *(copying(gradient.spec) for gradient in gradients(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Run each layer on its share of the batch; insert moves and exchanges of gradients."""
         cluster = self.need_cluster(context)
         # Fails if there are too few devices.
         self.group(cluster)
-        steps = self._steps(graph, context)
-        chosen = self._chosen(graph, cluster, steps)
-        found = _layers(graph)
-        parts = [
-            (devices, found.get(chosen.layers[first])) for devices, first in chosen.bursts
-        ]  # fmt: skip
+        steps, found = self._steps(graph, context), _layers(graph)
+        chosen = self._chosen(graph, self._costs(graph, cluster, steps), list(steps))
+        parts = [(devices, found.get(chosen.layers[first])) for devices, first in chosen.bursts]
         where = cut(graph, [boundary.module for _, boundary in parts if boundary is not None])
         resized = _resized(graph, where, [steps[devices] for devices, _ in parts])
         edit = Editor(resized, str(self))
@@ -164,8 +155,9 @@ class Burst(Spreads):
                 own = set(where.backward(number).tolist())
                 in_part = [gradient for gradient in gradients(graph) if gradient.task in own]
                 _reduce(edit, context, cluster, in_part, devices, end)
-        what = f"plan={chosen.spec}; {format_duration(chosen.device_ns)} of device time"
-        edited = edit.apply(what)
+        edited = edit.apply(
+            f"plan={chosen.spec}; {format_duration(chosen.device_ns)} of device time"
+        )
         return replace(edited, meta={**graph.meta, "workers": max(chosen.devices)})
 
     def candidates(self, graph: Graph, context: Context) -> list[BurstPlan]:
@@ -174,60 +166,45 @@ class Burst(Spreads):
         layers = self._costs(graph, cluster, steps)
         return planner.pareto(layers, list(steps), amplification=self.amplification)
 
-    def _sizes(self, graph: Graph) -> list[BatchSize]:
+    def _options(self, graph: Graph) -> list[int]:
+        """Return the numbers of devices that are compared, or that the plan has."""
+        used = {1, *(devices for devices, _ in self.bursts)}
         options = device_options(self.workers, graph.samples)
-        if self.plan:
-            options = tuple({devices for devices, _ in self.bursts} & set(options))
-        return [BatchSize(str(graph.samples // devices)) for devices in options if devices > 1]
+        return [g for g in options if not self.plan or g in used]
 
     def _steps(self, graph: Graph, context: Context) -> dict[int, Graph]:
         """Return the step at each device's share of the batch, by number of devices."""
-        steps = {1: graph}
-        for size in sorted(self._sizes(graph), key=lambda size: -int(size.samples)):
-            steps[graph.samples // int(size.samples)] = size.predict(graph, context)
-        return steps
+        return {
+            g: _resize(graph, g).predict(graph, context) if g > 1 else graph
+            for g in self._options(graph)
+        }
 
     def _costs(self, graph: Graph, cluster: Cluster, steps: dict[int, Graph]) -> list[BurstLayer]:
         found = _layers(graph)
         where = cut(graph, [boundary.module for boundary in found.values()])
-        passes = [
-            np.concatenate([where.forward[n], where.backward(n)]) for n in range(len(found) + 1)
-        ]
-        times: Floats = np.array(
-            [
-                [
-                    float((step.tasks.duration_ns + step.tasks.gap_ns)[tasks].sum())
-                    for step in steps.values()
-                ]
-                for tasks in passes
-            ]
-        )
-        owner = {task: n for n, tasks in enumerate(passes) for task in tasks.tolist()}
-        nbytes = np.bincount(
-            [owner[gradient.task] for gradient in gradients(graph)],
-            [gradient.spec.nbytes for gradient in gradients(graph)],
-            len(passes),
-        )
-        outputs = [*(float(boundary.spec(graph).nbytes) for boundary in found.values()), 0.0]
-        names = ["", *found]
-        return burst_layers(cluster, list(steps), names, times, nbytes.tolist(), outputs)
+        passes = [_passes(where, number) for number in range(len(found) + 1)]
+        busy = [step.tasks.duration_ns + step.tasks.gap_ns for step in steps.values()]
+        times: Floats = np.array([[times[tasks].sum() for times in busy] for tasks in passes])
+        at = np.array([gradient.task for gradient in gradients(graph)])
+        sizes = np.array([gradient.spec.nbytes for gradient in gradients(graph)], np.float64)
+        nbytes = [float(sizes[np.isin(at, tasks)].sum()) for tasks in passes]
+        outputs = [*(boundary.spec(graph).nbytes for boundary in found.values()), 0]
+        return burst_layers(cluster, list(steps), ["", *found], times, nbytes, outputs)
 
-    def _chosen(self, graph: Graph, cluster: Cluster, steps: dict[int, Graph]) -> BurstPlan:
-        layers, options = self._costs(graph, cluster, steps), list(steps)
+    def _chosen(self, graph: Graph, layers: Sequence[BurstLayer], options: list[int]) -> BurstPlan:
         if self.plan:
-            names = [layer.name for layer in layers]
-            counts = planner.spread(self.bursts, names)
+            counts = planner.spread(self.bursts, [layer.name for layer in layers])
             layers = [
                 replace(layer, work_ns=np.where(np.equal(options, g), layer.work_ns, np.inf))
                 for layer, g in zip(layers, counts, strict=True)
             ]
             return planner.plan(layers, options)
         # The times of layers exclude the update and what precedes the forward pass.
+        shared_ns = replay(graph).step_ns - sum(float(layer.work_ns[0]) for layer in layers)
         limits = self.limits
-        if limits["deadline_ns"] is not None:
-            everything = replay(graph).step_ns
-            limits["deadline_ns"] -= everything - sum(float(layer.work_ns[0]) for layer in layers)
-        return planner.plan(layers, options, **limits)
+        return planner.plan(
+            layers, options, **{**limits, "deadline_ns": limits["deadline_ns"] - shared_ns}
+        )
 
     def apply(self, built: BuiltWorkload) -> None:
         """Run the layers of this process, one of `workers` that have joined a group.
@@ -252,27 +229,33 @@ class Burst(Spreads):
         )
 
 
+def _resize(graph: Graph, devices: int) -> BatchSize:
+    return BatchSize(str(graph.samples // devices))
+
+
+def _passes(where: Cut, part: int) -> Indices:
+    """Return the forward and backward tasks of a part."""
+    return np.concatenate([where.forward[part], where.backward(part)])
+
+
 def _layers(graph: Graph) -> dict[str, Boundary]:
     """Return where layers but the first begin, by name without that of the model.
 
     Layers are the children of nested ``nn.Sequential``, as in `apply`, or else any modules.
     """
     classes: Any = graph.meta.get("modules")
-    found, any_module = {}, {}
+    classes = classes if isinstance(classes, dict) else {}
+    found, modules = {}, {}
     for boundary in boundaries(graph):
         # The module of the task may be within the layer that begins there.
         words = graph.task(boundary.task).module.split(".")
         length, least = 1, boundary.module.count(".") + 1
-        while length < len(words) and _class(classes, words[:length]) == "Sequential":
+        while length < len(words) and classes.get(".".join(words[:length])) == "Sequential":
             length += 1
-        any_module[".".join(words[1:least]) or words[0]] = boundary
-        if length >= least > 1:
+        modules[boundary.module.partition(".")[2] or boundary.module] = boundary
+        if length >= least:
             found[".".join(words[1:length])] = boundary
-    return found or any_module
-
-
-def _class(classes: Any, words: list[str]) -> str | None:
-    return classes.get(".".join(words)) if isinstance(classes, dict) else None
+    return found or modules
 
 
 def _resized(graph: Graph, where: Cut, steps: Sequence[Graph]) -> Graph:
@@ -282,7 +265,7 @@ def _resized(graph: Graph, where: Cut, steps: Sequence[Graph]) -> Graph:
     for number, step in enumerate(steps):
         if step is graph:
             continue
-        part = np.concatenate([where.forward[number], where.backward(number)])
+        part = _passes(where, number)
         for name in ("duration_ns", "gap_ns", "spread", "provenance"):
             tasks[name][part] = step.tasks.columns()[name][part]
         call = step.tasks.call[part]
