@@ -108,13 +108,12 @@ class Members:
         Raises:
             SlipstreamError: a process ended, or did not connect in time.
         """
-        port = self._listener.getsockname()[1]
         for number, own in arguments.items():
             child = Child(f"{self._name} {number}", environment=self._environment)
             self._children[number] = child
             child.start_call(
-                "slipstream.ranks.members:connect_and_serve", serve=self._serve, port=port,
-                key=self._key, number=number, arguments=dict(own),
+                "slipstream.ranks.members:connect_and_serve", serve=self._serve,
+                port=self.address[1], key=self._key, number=number, arguments=dict(own),
             )  # fmt: skip
         missing, until = set(arguments), time.monotonic() + _START_S
         self._listener.settimeout(0.2)
@@ -208,6 +207,12 @@ class Members:
             child.close()
         if numbers is None:
             self._listener.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The address on which members connect."""
+        host, port = self._listener.getsockname()
+        return str(host), int(port)
 
     def pid(self, number: int) -> int:
         """Return the process id of a member."""

@@ -35,19 +35,17 @@ def launch_graph(future: LaunchFuture) -> Graph:
         for node, start, end in found:
             senders = [begin[key] for other in program.nodes[node].on.hosts
                        if (key := (other, node)) in begin]  # fmt: skip
-            clipped = (
-                start if program.nodes[node].kind == "compute" else max(start, *senders, start)
-            )
-            rows.append((host, node, min(clipped, end), end))
+            waits = program.nodes[node].kind != "compute"
+            clipped = max(start, *senders) if waits and senders else start
+            rows.append((host, node, min(clipped, end), end, start))
     task_of = {(host, node): task for task, (host, node, *_) in enumerate(rows)}
-    first = min(start for _, _, start, _ in rows)
     gaps = []
     for row, after in itertools.zip_longest(rows, rows[1:]):
         same = after is not None and after[0] == row[0]
-        gaps.append(float(max(after[2] - row[3], 0)) if same else 0.0)
+        gaps.append(float(max(after[4] - row[3], 0)) if same else 0.0)
     edges: list[tuple[int, int, float]] = []
     producer = {value.number: at for at, node in enumerate(program.nodes) for value in node.outputs}
-    for host, node, start, _ in rows:
+    for host, node, start, *_ in rows:
         for value in program.nodes[node].inputs:
             for other in lanes:
                 source = task_of.get((other, producer.get(value.number, -1)))
@@ -72,7 +70,7 @@ def launch_graph(future: LaunchFuture) -> Graph:
             phase=np.full(n, StepPhase.OTHER, np.uint8),
             lane=np.array([lanes[host] for host, *_ in rows], np.int32), rank=nothing,
             call=np.full(n, -1, np.int32), sequence=np.full(n, -1, np.int64),
-            duration_ns=np.array([float(end - start) for _, _, start, end in rows]),
+            duration_ns=np.array([float(end - start) for _, _, start, end, _ in rows]),
             gap_ns=np.array(gaps), spread=np.zeros(n),
             provenance=np.full(n, _measured(), np.uint8),
         ),
@@ -85,7 +83,7 @@ def launch_graph(future: LaunchFuture) -> Graph:
         strings=strings.freeze(), calls=(), operand_start=np.zeros(n + 1, np.int64),
         operands=np.empty(0, np.int32), parameters=np.empty(0, np.int32),
         lanes=tuple(f"host {host}" for host in lanes), samples=0,
-        meta={"workload": program.name, "begin_ns": first},
+        meta={"workload": program.name},
     )  # fmt: skip
     graph.check()
     return graph

@@ -1,0 +1,82 @@
+"""The same script gives the same results on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import control_functions as functions
+import pytest
+import torch
+
+from slipstream.engines.controller import Controller, engine_by_name, run_program, sharded
+from slipstream.errors import (
+    ChildError,
+    CommunicationError,
+    MissingExtraError,
+    UnknownNameError,
+)
+from slipstream.ranks.members import Members
+
+EXAMPLE = Path(__file__).parents[3] / "examples/control_stages.py"
+LIMIT_S = 120.0
+
+
+@pytest.fixture(params=["ray", "monarch"])
+def engine(
+    request: pytest.FixtureRequest, require: Callable[[str, bool, str], None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> str:  # fmt: skip
+    monkeypatch.setenv("HOME", str(tmp_path))
+    try:
+        engine_by_name(request.param).stop()
+    except MissingExtraError as error:
+        if request.param == "ray":
+            require("ray", False, error.what)
+        pytest.skip(error.what)
+    return str(request.param)
+
+
+def test_values_and_a_dead_host_on_other_engines(engine: str) -> None:
+    with Controller(2, engine=engine) as pool:
+        both = pool.slice(2)
+        with pool.program("fragile") as program:
+            x = program.input("x", torch.tensor([1.0, 2.0]), both, sharded(0))
+            y = functions.dies_on_negative(x)
+            program.output("y", functions.product(y, y))
+        assert pool.launch(program).result(timeout_s=LIMIT_S) == 13.0
+        dying = pool.launch(program, {"x": torch.tensor([1.0, -1.0])})
+        with pytest.raises(CommunicationError, match="host 1 died"):
+            dying.wait(LIMIT_S)
+        pool.rebind(both)
+        assert pool.launch(program).result(timeout_s=LIMIT_S) == 13.0
+
+
+def test_the_example_learns(forked: None) -> None:
+    target = f"{EXAMPLE}:make_program"
+    losses = [
+        run_program(target, "local", 2, 1, launches, lambda line: None).outputs[0][3]
+        for launches in (1, 50)
+    ]
+    assert losses[0] is not None
+    assert losses[1] is not None
+    assert losses[1] < losses[0] / 2
+
+
+def test_an_engine_that_is_unknown_or_not_installed_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="unknown engine 'rya'"):
+        Controller(engine="rya")
+    try:
+        import monarch  # noqa: F401
+    except ImportError:
+        with pytest.raises(MissingExtraError, match="torchmonarch, which is not installed"):
+            Controller(engine="monarch")
+
+
+def test_a_member_that_cannot_start_is_named(forked: None) -> None:
+    members = Members("member", f"{__name__}:missing", {})
+    try:
+        with pytest.raises(ChildError, match="member 0 failed"):
+            members.start({0: {}})
+    finally:
+        members.stop()
