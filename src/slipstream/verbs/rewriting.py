@@ -25,7 +25,7 @@ class FoundRule:
 
     Attributes:
         pattern, replacement: as Python expressions of the inputs ``a``, ``b``, ....
-        known: whether an earlier search found it.
+        stored: whether an earlier search found it.
         places: number of subgraphs that it replaces.
         forward, training: time of the pattern over that of the replacement, for the forward pass
             and with the backward pass; 0 if the pass cannot run alone.
@@ -33,7 +33,7 @@ class FoundRule:
 
     pattern: str
     replacement: str
-    known: bool
+    stored: bool
     places: int
     forward: float
     training: float
@@ -64,7 +64,7 @@ class Rewrites:
         fields: tuple[Field[FoundRule], ...] = (
             Field.of("replacement", lambda rule: rule.replacement),
             Field.of("of", lambda rule: _shortened(rule.pattern)),
-            Field.of("rule", lambda rule: "known" if rule.known else "found"),
+            Field.of("rule", lambda rule: "stored" if rule.stored else "found"),
             Field.number("places", lambda rule: rule.places),
             Field.number("forward", lambda rule: _ratio(rule.forward)),
             Field.number("with backward", lambda rule: _ratio(rule.training)),
@@ -110,6 +110,8 @@ def search_in_child(workload: dict[str, Any], keep_in: str, max_ops: int, budget
 def _search(
     built: BuiltWorkload, max_ops: int, budget_s: float
 ) -> Generator[None, Any, dict[str, Any]]:
+    from torch import Tag
+
     from slipstream.capture import put_compiled
     from slipstream.surgery.fx import trace_of
     from slipstream.techniques.rewrite.regions import traced_steps
@@ -122,12 +124,20 @@ def _search(
 
     def search(module: Any) -> None:
         traced = trace_of(module)
-        known = {rule.signature for rule in store.rules()}
+        excluded = {
+            str(node.target)
+            for node in traced.nodes
+            if Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable
+        }
+        if excluded:
+            names = ", ".join(sorted(excluded))
+            backend.reasons.append(f"not searched, since random or in place: {names}")
+        earlier = {rule.signature for rule in store.rules()}
         find_rules(traced, store, max_ops=max_ops, budget_s=budget_s, report=report_progress)
         for place in known_places(traced, traced_steps(traced), store, built.training):
             rule = place.rule
             sources = rule.pattern.source, rule.replacement.source
-            row = [*sources, rule.signature in known, 0, *rule.gains]
+            row = [*sources, rule.signature in earlier, 0, *rule.gains]
             rows.setdefault(rule.signature, row)[3] += 1
 
     backend = TracingBackend(search)

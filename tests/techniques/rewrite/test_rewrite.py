@@ -155,7 +155,7 @@ _RULES = (
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuleStore:
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuleStore:
     """Make the rules of softmax and GELU the known ones."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = RuleStore()
@@ -191,21 +191,21 @@ def test_a_search_finds_rules_and_judges_them_by_time(
     assert rules._judged(replace(rule, gains=(0.0, 0.0)), store) is None
 
 
-def test_a_rewritten_model_bears_the_uses_of_a_model(known: RuleStore) -> None:
+def test_a_rewritten_model_bears_the_uses_of_a_model(stored: RuleStore) -> None:
     def make() -> nn.Module:
         torch._dynamo.reset()
         torch.manual_seed(0)
         model = Clumsy()
-        use_rules(model, known)
+        use_rules(model, stored)
         return model
 
     check_uses(make, torch.randn(4, 48))
 
 
-def test_gradients_of_a_rewritten_model_are_those_of_the_original(known: RuleStore) -> None:
+def test_gradients_of_a_rewritten_model_are_those_of_the_original(stored: RuleStore) -> None:
     model, x = Clumsy(), torch.randn(32, 48)
     changed = copy.deepcopy(model)
-    replaced, _ = use_rules(changed, known, training=True)
+    replaced, _ = use_rules(changed, stored, training=True)
     for each in (model, changed):
         each(x).square().sum().backward()
     assert len(replaced) == 2
@@ -213,7 +213,7 @@ def test_gradients_of_a_rewritten_model_are_those_of_the_original(known: RuleSto
         torch.testing.assert_close(theirs.grad, ours.grad)
 
 
-def test_the_step_is_predicted_with_the_measured_gains(known: RuleStore) -> None:
+def test_the_step_is_predicted_with_the_measured_gains(stored: RuleStore) -> None:
     graph = graph_of(clumsy)
     technique = Rewrite()
     assert technique.why_not(graph) is None
@@ -226,7 +226,7 @@ def test_the_step_is_predicted_with_the_measured_gains(known: RuleStore) -> None
 
 
 def test_rewrite_does_not_apply_without_rules_that_match(
-    known: RuleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: RuleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = Rewrite().why_not(graph_of(mlp))
     assert reason is not None
@@ -237,11 +237,11 @@ def test_rewrite_does_not_apply_without_rules_that_match(
     assert "no rules are known" in str(Rewrite().why_not(graph_of(mlp)))
 
 
-def test_apply_rewrites_a_workload_and_restores_one_that_differs(known: RuleStore) -> None:
+def test_apply_rewrites_a_workload_and_restores_one_that_differs(stored: RuleStore) -> None:
     built = build(clumsy, Rewrite())
     assert built.model._compiled_call_impl is not None
     torch._dynamo.reset()
-    wrong = replace(known.rules()[1], replacement=_expression(("relu", Ref(0))))
+    wrong = replace(stored.rules()[1], replacement=_expression(("relu", Ref(0))))
     (tmp := RuleStore()).add(wrong)
     tmp.save([])
     with pytest.raises(WorkloadError, match="computes something else"):

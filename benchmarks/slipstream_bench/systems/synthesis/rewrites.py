@@ -44,7 +44,7 @@ _FAMILIES = (
 
 @dataclass(frozen=True)
 class _Search:
-    """What a search of a model found.
+    """Result of the search of a model.
 
     Attributes:
         used: Python source of the replacements that the model uses.
