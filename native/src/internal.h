@@ -41,8 +41,10 @@ struct Flows {
   std::vector<double> weight;    // [tasks], empty when all are 1
   std::vector<int64_t> offset;   // [tasks + 1]
   std::vector<int32_t> link;
+  std::vector<int32_t> parent;   // parallel to link; empty without trees
 
   bool empty() const { return bytes.empty(); }
+  bool tree(int32_t task) const { return !parent.empty() && parent[offset[task]] > -2; }
 };
 
 // How transfers travel as packets; see packets.h.

@@ -72,8 +72,16 @@ void PacketNetwork::start(int32_t instance, double now_ns) {
       static_cast<int32_t>(std::ceil(flows_.bytes[sender.task] / model_.payload_bytes));
   sender.window = std::min(model_.first_window, model_.max_window);
   sender.threshold = model_.max_window;
-  for (int32_t hop = 0; hop < hops(sender); ++hop)
-    sender.latency_ns += model_.latency_ns[path(sender)[hop]];
+  if (flows_.tree(sender.task)) {
+    const int32_t *parent = flows_.parent.data() + flows_.offset[sender.task];
+    const int32_t up = hops(sender) / 2;
+    sender.below.resize(static_cast<std::size_t>(up) + 1);
+    for (int32_t hop = 0; hop < up; ++hop)
+      sender.below[parent[hop] < 0 ? up : parent[hop]].push_back(hop);
+  } else {
+    for (int32_t hop = 0; hop < hops(sender); ++hop)
+      sender.latency_ns += model_.latency_ns[path(sender)[hop]];
+  }
   sender.state.assign(static_cast<std::size_t>(sender.pieces), 0);
   send(id, now_ns);
 }
@@ -87,21 +95,43 @@ void PacketNetwork::send(int32_t id, double now_ns) {
     const int32_t piece = next_piece(sender);
     if (piece < 0) return;
     if (under_way == 0) watch(id, now_ns);
-    int32_t packet;
-    if (spare_.empty()) {
-      packet = static_cast<int32_t>(packets_.size());
-      packets_.emplace_back();
-    } else {
-      packet = spare_.back();
-      spare_.pop_back();
+    const int32_t number = sender.next_number++;
+    sender.under_way.push_back({number, piece});
+    if (sender.below.empty()) {
+      emit(id, piece, number, 0, now_ns);
+      continue;
     }
-    double payload = model_.payload_bytes;
-    if (piece == sender.pieces - 1)
-      payload = flows_.bytes[sender.task] - model_.payload_bytes * (sender.pieces - 1);
-    packets_[packet] = {id, piece, sender.next_number, 0, -1, false, payload + model_.header_bytes};
-    sender.under_way.push_back({sender.next_number++, piece});
-    enqueue(packet, path(sender)[0], now_ns);
+    const int32_t oldest = sender.under_way[sender.first_under_way].number;
+    for (; !sender.attempts.empty() && sender.first_attempt < oldest; ++sender.first_attempt)
+      sender.attempts.pop_front();
+    if (sender.attempts.empty()) sender.first_attempt = number;
+    sender.attempts.emplace_back();
+    Attempt &attempt = sender.attempts.back();
+    for (const auto &below : sender.below)
+      attempt.missing.push_back(static_cast<int32_t>(below.size()));
+    attempt.copies = static_cast<int32_t>(
+        std::count(attempt.missing.begin(), attempt.missing.end(), 0));
+    const int32_t up = hops(sender) / 2;
+    for (int32_t hop = 0; hop < up; ++hop)
+      if (sender.below[hop].empty()) emit(id, piece, number, hop, now_ns);
   }
+}
+
+void PacketNetwork::emit(int32_t id, int32_t piece, int32_t number, int32_t hop, double now_ns) {
+  int32_t packet;
+  if (spare_.empty()) {
+    packet = static_cast<int32_t>(packets_.size());
+    packets_.emplace_back();
+  } else {
+    packet = spare_.back();
+    spare_.pop_back();
+  }
+  const Sender &sender = senders_[id];
+  double payload = model_.payload_bytes;
+  if (piece == sender.pieces - 1)
+    payload = flows_.bytes[sender.task] - model_.payload_bytes * (sender.pieces - 1);
+  packets_[packet] = {id, piece, number, hop, -1, false, payload + model_.header_bytes};
+  enqueue(packet, path(sender)[hop], now_ns);
 }
 
 // What was lost goes first.
@@ -201,9 +231,40 @@ void PacketNetwork::time_out(int32_t id, double now_ns) {
 
 // ---- links ----------------------------------------------------------------------------------
 
+void PacketNetwork::arrive_in_tree(int32_t id, double now_ns) {
+  const Packet packet = packets_[id];
+  Sender &sender = senders_[packet.sender];
+  const std::size_t place = static_cast<std::size_t>(packet.number - sender.first_attempt);
+  if (packet.number < sender.first_attempt || place >= sender.attempts.size()) return recycle(id);
+  Attempt &attempt = sender.attempts[place];
+  attempt.marked = attempt.marked || packet.marked;
+  const int32_t up = hops(sender) / 2, hop = packet.hop - 1;
+  const auto emit_below = [&](int32_t link) {
+    for (const int32_t next : sender.below[link])
+      emit(packet.sender, packet.piece, packet.number, up + next, now_ns);
+  };
+  if (hop >= up) {
+    if (sender.below[hop - up].empty() && --attempt.copies == 0) {
+      packets_[id].marked = attempt.marked;
+      return deliver(id, now_ns);
+    }
+    emit_below(hop - up);
+    return recycle(id);
+  }
+  const int32_t parent = flows_.parent[flows_.offset[sender.task] + hop];
+  if (--attempt.missing[parent < 0 ? up : parent] == 0) {
+    if (parent < 0)
+      emit_below(up);
+    else
+      emit(packet.sender, packet.piece, packet.number, parent, now_ns);
+  }
+  recycle(id);
+}
+
 void PacketNetwork::arrive(int32_t id, double now_ns) {
   const Packet &packet = packets_[id];
   const Sender &sender = senders_[packet.sender];
+  if (!sender.below.empty()) return arrive_in_tree(id, now_ns);
   if (packet.hop == hops(sender))
     deliver(id, now_ns);
   else

@@ -13,10 +13,18 @@
 // of the share that was marked (Alizadeh et al., "Data center TCP", SIGCOMM 2010). Without any
 // acknowledgement for a while everything counts as lost and the window begins with one again.
 //
+// A transfer over a tree of switches that sum has one sender for all of its hosts, whose windows are
+// equal. A piece leaves over all links of hosts; a switch sends it on, towards the root, when it has
+// arrived from all below, and from the root a copy returns over every link. The last copy to arrive
+// is the acknowledgement, marked if any packet of the piece was (Gebara, Ghobadi, Costa, "In-network
+// aggregation for shared machine learning clusters", MLSys 2021). A piece that lost a packet is sent
+// again over all links.
+//
 // `_packets_reference.py` is the same algorithm, for reading; it gives the same bits.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "heap.h"
@@ -61,6 +69,11 @@ class PacketNetwork {
     bool marked;
     double bytes;    // with headers
   };
+  struct Attempt {                // a piece on its way through a tree, by number
+    std::vector<int32_t> missing; // [links to the root + 1]: arrivals before each, and at the root
+    int32_t copies;               // hosts that lack the result
+    bool marked = false;
+  };
   struct Sent {
     int32_t number;
     int32_t piece;
@@ -90,6 +103,9 @@ class PacketNetwork {
     std::size_t first_again = 0;
     std::vector<int32_t> again;   // pieces that were lost, from first_again on
     std::vector<uint8_t> state;   // [pieces]: kDelivered, kAcknowledged
+    std::vector<std::vector<int32_t>> below;  // of a tree: links that lead to each, and to the root
+    std::deque<Attempt> attempts;             // from number first_attempt on
+    int32_t first_attempt = 0;
   };
   struct Queue {
     bool busy = false;
@@ -109,6 +125,8 @@ class PacketNetwork {
   void start(int32_t instance, double now_ns);
   void send(int32_t sender, double now_ns);
   int32_t next_piece(Sender &sender) const;
+  void emit(int32_t sender, int32_t piece, int32_t number, int32_t hop, double now_ns);
+  void arrive_in_tree(int32_t packet, double now_ns);
   void arrive(int32_t packet, double now_ns);
   void enqueue(int32_t packet, int32_t link, double now_ns);
   void transmit(int32_t packet, int32_t link, double now_ns);

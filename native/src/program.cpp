@@ -51,6 +51,23 @@ int check_flows(const slipstream_program_input &in, slipstream_error *error) {
   return SLIPSTREAM_OK;
 }
 
+int check_trees(const slipstream_program_input &in, slipstream_error *error) {
+  if (in.flow_bytes == nullptr || in.tree_parent == nullptr) return SLIPSTREAM_OK;
+  for (int64_t t = 0; t < in.tasks; ++t) {
+    const int64_t first = in.path_offset[t], hops = in.path_offset[t + 1] - first;
+    const bool tree = hops > 0 && in.tree_parent[first] != -2;
+    if (tree && (hops % 2 != 0 || in.link_latency_ns == nullptr))
+      return fail(error, SLIPSTREAM_INVALID, t, "a tree without links back, or of fluids");
+    for (int64_t h = 0; h < hops; ++h) {
+      const int64_t parent = in.tree_parent[first + h];
+      const bool up = tree && 2 * h < hops;
+      if (up ? parent != -1 && !(parent > h && 2 * parent < hops) : parent != -2)
+        return fail(error, SLIPSTREAM_INVALID, t, "parent of a link in a tree");
+    }
+  }
+  return SLIPSTREAM_OK;
+}
+
 int check_packets(const slipstream_program_input &in, slipstream_error *error) {
   if (in.flow_bytes == nullptr || in.link_latency_ns == nullptr) return SLIPSTREAM_OK;
   if (!(in.payload_bytes > 0.0 && in.header_bytes >= 0.0 && in.timeout_ns > 0.0 &&
@@ -103,6 +120,7 @@ int check(const slipstream_program_input &in, slipstream_error *error) {
   }
   if (const int status = check_flows(in, error)) return status;
   if (const int status = check_packets(in, error)) return status;
+  if (const int status = check_trees(in, error)) return status;
   if (in.need_offset == nullptr) return SLIPSTREAM_OK;
   if (in.need_offset[0] != 0) return fail(error, SLIPSTREAM_INVALID, 0, "need_offset");
   for (int64_t t = 0; t < in.tasks; ++t) {
@@ -304,6 +322,8 @@ void copy_flows(const slipstream_program_input &in, slipstream_program &program)
     program.flows.weight.assign(in.flow_weight, in.flow_weight + in.tasks);
   program.flows.offset.assign(in.path_offset, in.path_offset + in.tasks + 1);
   program.flows.link.assign(in.path_link, in.path_link + in.path_offset[in.tasks]);
+  if (in.tree_parent != nullptr)
+    program.flows.parent.assign(in.tree_parent, in.tree_parent + in.path_offset[in.tasks]);
   if (in.link_latency_ns != nullptr) copy_packets(in, program.packets);
 }
 

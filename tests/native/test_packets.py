@@ -179,3 +179,89 @@ def test_invalid_weights_and_rates_are_refused() -> None:
     assert single.flows is not None
     with pytest.raises(InvalidArgumentError, match="weight"):
         replace(single.flows, weight=np.array([2.0]))
+
+
+def random_trees(rng: np.random.Generator) -> Program:
+    """Return `random_packets` in which half of the transfers go over trees."""
+    chains = random_packets(rng)
+    assert chains.flows is not None
+    links, paths, parents = chains.flows.capacity.size, [], []
+    for task in range(chains.tasks):
+        first, last = chains.flows.path_offset[task : task + 2]
+        path = chains.flows.path_link[first:last]
+        parent = np.full(path.size, -2)
+        if rng.random() < 0.5:
+            up = int(rng.integers(1, links // 2 + 1))
+            path = rng.permutation(links)[: 2 * up].astype(np.int32)
+            parent = np.full(2 * up, -2)
+            for hop in range(up):
+                parent[hop] = -1 if rng.random() < 0.3 else rng.integers(hop + 1, up + 1)
+            parent[:up][parent[:up] == up] = -1
+        paths.append(path)
+        parents.append(parent)
+    offset = np.concatenate([[0], np.cumsum([path.size for path in paths])])
+    flows = replace(
+        chains.flows, path_offset=offset, path_link=np.concatenate(paths),
+        tree_parent=np.concatenate(parents),
+    )  # fmt: skip
+    return replace(chains, flows=flows)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_both_engines_agree_bitwise_on_trees(seed: int) -> None:
+    trees = random_trees(np.random.default_rng(seed))
+    native, python = (trees.compile(name).simulate() for name in ("native", "python"))
+    assert native.end_ns.tobytes() == python.end_ns.tobytes()
+    assert native.queues is not None
+    assert python.queues is not None
+    for ours, theirs in zip(
+        vars(native.queues).values(), vars(python.queues).values(), strict=True
+    ):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def tree(nbytes: float, parent: list[int], capacity: list[float], **model: Any) -> Program:
+    """Return one transfer over links 0, 1, ... and those back; `parent` is of the former."""
+    up = len(parent)
+    chain = program([list(range(2 * up))], [nbytes], capacity, **model)
+    assert chain.flows is not None
+    return replace(chain, flows=replace(chain.flows, tree_parent=np.array(parent + [-2] * up)))
+
+
+def test_a_tree_sums_at_every_switch_and_copies_back() -> None:
+    # Two racks of two hosts: host, leaf, leaf, host; 500 ns and 1000 ns of latency on each link.
+    racks = tree(500.0, [4, 4, 5, 5, -1, -1], [1.0] * 12)
+    assert end_ns(racks.compile().simulate()) == [4 * 1500.0]
+    # The slowest host delays all.
+    slow = tree(500.0, [4, 4, 5, 5, -1, -1], [1.0, 0.1, *[1.0] * 10])
+    assert end_ns(slow.compile().simulate()) == [5000.0 + 1000.0 + 3 * 1500.0]
+
+
+def test_a_tree_has_one_window_and_no_queues_at_links_that_are_not_the_slowest() -> None:
+    hosts = tree(1e6, [-1] * 4, [1.0, 0.5, *[1.0] * 6], mark_bytes=np.full(8, 10e3))
+    result = hosts.compile().simulate()
+    assert result.makespan_ns == pytest.approx(2e6, rel=0.05)
+    assert result.queues is not None
+    assert result.queues.peak_bytes[1] > 5e3
+    assert result.queues.peak_bytes[4:].max() == 0.0
+
+
+def test_a_tree_that_loses_packets_arrives() -> None:
+    lossy = tree(1e5, [-1] * 4, [1.0, 0.5, *[1.0] * 6], queue_bytes=np.full(8, 5e3))
+    result = lossy.compile().simulate()
+    assert result.queues is not None
+    assert result.queues.dropped[1] > 0
+    assert result.queues.sent_again[0] > 0
+
+
+@pytest.mark.parametrize("parent", [[0, -1], [2, -1], [-1, -3]])
+def test_malformed_trees_are_refused(parent: list[int]) -> None:
+    with pytest.raises(InvalidArgumentError, match="tree_parent"):
+        tree(1e5, parent, [1.0] * 4)
+
+
+def test_a_tree_needs_packets() -> None:
+    chain = program([[0, 1]], [1e5], [1.0, 1.0])
+    assert chain.flows is not None
+    with pytest.raises(InvalidArgumentError, match="needs packets"):
+        replace(chain.flows, packets=None, tree_parent=np.array([-1, -2]))

@@ -91,6 +91,10 @@ typedef struct slipstream_program_input {
   double first_window;            /* packets, at least 1 */
   double max_window;
   double timeout_ns;              /* positive */
+  /* [path_offset[tasks]], optional: transfers over trees of switches that sum, see packets.h. Such a
+   * task has its links to the root, then those back in the same order; the first half has the place
+   * of the next link to the root, which is a later one, or -1 for the last. -2 for all others. */
+  const int32_t *tree_parent;
 } slipstream_program_input;
 
 typedef struct slipstream_program slipstream_program;

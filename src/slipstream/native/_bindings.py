@@ -91,6 +91,7 @@ class _ProgramInput(_Arguments):
         # Fields of packets, named as in `Packets`.
         *_of(_ptr, "latency_ns queue_bytes mark_bytes"),
         *_of(_f64, "payload_bytes header_bytes first_window max_window timeout_ns"),
+        ("tree_parent", _ptr),
     )
 
 
@@ -159,6 +160,7 @@ class NativeProgram:
                 "links": flows.capacity.size, "link_capacity": flows.capacity,
                 "flow_bytes": flows.nbytes, "flow_weight": flows.weight,
                 "path_offset": flows.path_offset, "path_link": flows.path_link,
+                "tree_parent": flows.tree_parent,
             }  # fmt: skip
             optional |= vars(flows.packets) if flows.packets is not None else {}
         edges = program.edges

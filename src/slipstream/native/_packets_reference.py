@@ -26,6 +26,15 @@ _MAX_PATIENCE = 64.0
 
 
 @dataclass(eq=False)
+class _Attempt:
+    """A piece on its way through a tree."""
+
+    missing: list[int]  # arrivals before each link towards the root, and at the root
+    copies: int  # hosts that lack the result
+    marked: bool = False
+
+
+@dataclass(eq=False)
 class _Sender:
     instance: int
     path: list[int]
@@ -48,6 +57,10 @@ class _Sender:
     under_way: deque[tuple[int, int]] = field(default_factory=deque)  # (number, piece)
     again: deque[int] = field(default_factory=deque)
     delivered: set[int] = field(default_factory=set)
+    # Of a tree: by link towards the root, and for the root, the links that lead to it.
+    below: list[list[int]] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    attempts: dict[int, _Attempt] = field(default_factory=dict)
     acknowledged: set[int] = field(default_factory=set)
 
     def done(self) -> bool:
@@ -76,7 +89,7 @@ class PacketNetwork(Transfers):
 
     def __init__(self, program: Program, flows: Flows, packets: Packets) -> None:
         super().__init__(program, flows)
-        self.packets = packets
+        self.packets, self.flows = packets, flows
         self.latency_ns = packets.latency_ns.tolist()
         self.room = packets.queue_bytes.tolist()
         self.marks_beyond = packets.mark_bytes.tolist()
@@ -124,8 +137,16 @@ class PacketNetwork(Transfers):
             self.nbytes[task] - model.payload_bytes * (pieces - 1),
             min(float(model.first_window), float(model.max_window)), float(model.max_window),
         )  # fmt: skip
-        for link in sender.path:
-            sender.latency_ns += self.latency_ns[link]
+        if self.flows.is_tree(task):
+            up = len(sender.path) // 2
+            first = int(self.flows.path_offset[task])
+            sender.parent = self.flows.tree_parent[first : first + up].tolist()
+            sender.below = [[] for _ in range(up + 1)]
+            for hop, parent in enumerate(sender.parent):
+                sender.below[up if parent < 0 else parent].append(hop)
+        else:
+            for link in sender.path:
+                sender.latency_ns += self.latency_ns[link]
         self._send(sender, now_ns)
 
     def _send(self, sender: _Sender, now_ns: float) -> None:
@@ -136,13 +157,25 @@ class PacketNetwork(Transfers):
                 return
             if not sender.under_way:
                 self._watch(sender, now_ns)
-            last = piece == sender.pieces - 1
-            payload = sender.last_payload if last else self.packets.payload_bytes
-            nbytes = payload + self.packets.header_bytes
-            packet = _Packet(sender, piece, sender.next_number, nbytes)
-            sender.under_way.append((sender.next_number, piece))
+            number = sender.next_number
+            sender.under_way.append((number, piece))
             sender.next_number += 1
-            self._enqueue(packet, sender.path[0], now_ns)
+            if not sender.below:
+                self._emit(sender, piece, number, 0, now_ns)
+                continue
+            oldest = sender.under_way[0][0]
+            sender.attempts = {n: a for n, a in sender.attempts.items() if n >= oldest}
+            missing = [len(below) for below in sender.below]
+            sender.attempts[number] = _Attempt(missing, missing.count(0))
+            for hop in range(len(sender.parent)):
+                if not sender.below[hop]:
+                    self._emit(sender, piece, number, hop, now_ns)
+
+    def _emit(self, sender: _Sender, piece: int, number: int, hop: int, now_ns: float) -> None:
+        last = piece == sender.pieces - 1
+        payload = sender.last_payload if last else self.packets.payload_bytes
+        packet = _Packet(sender, piece, number, payload + self.packets.header_bytes, hop)
+        self._enqueue(packet, sender.path[hop], now_ns)
 
     def _next_piece(self, sender: _Sender) -> int | None:
         """Return the next piece to send, lost ones first, or None."""
@@ -220,8 +253,36 @@ class PacketNetwork(Transfers):
 
     # ---- links -------------------------------------------------------------------------------
 
+    def _arrive_in_tree(self, packet: _Packet, now_ns: float) -> bool:
+        """Send a piece on; return whether this was the last copy of its sum."""
+        sender = packet.sender
+        attempt = sender.attempts.get(packet.number)
+        if attempt is None:
+            return False
+        attempt.marked |= packet.marked
+        up, hop = len(sender.parent), packet.hop - 1
+        then: list[int] = []
+        if hop >= up:
+            below = sender.below[hop - up]
+            if not below:
+                attempt.copies -= 1
+                packet.marked = attempt.marked
+                return attempt.copies == 0
+            then = [up + link for link in below]
+        else:
+            parent = sender.parent[hop]
+            attempt.missing[parent] -= 1  # -1 is the root's, the last
+            if attempt.missing[parent] == 0:
+                then = [parent] if parent >= 0 else [up + link for link in sender.below[up]]
+        for link in then:
+            self._emit(sender, packet.piece, packet.number, link, now_ns)
+        return False
+
     def _arrive(self, packet: _Packet, now_ns: float) -> None:
-        if packet.hop < len(packet.sender.path):
+        if packet.sender.below:
+            if not self._arrive_in_tree(packet, now_ns):
+                return
+        elif packet.hop < len(packet.sender.path):
             self._enqueue(packet, packet.sender.path[packet.hop], now_ns)
             return
         sender = packet.sender

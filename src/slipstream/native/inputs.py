@@ -178,6 +178,10 @@ class Flows:
             connections. Default 1.
         link_names: [links], only for messages.
         packets: model of packets, if queues matter; None for fluids.
+        tree_parent: int32 [hops], only for packets. A transfer over a tree of switches that sum has
+            the tree's links towards the root, then those back in the same order. For the first half
+            this is the place of the next link towards the root, which comes later, or -1 for the
+            last; -2 for the second half and for other transfers. Default -2.
 
     Raises:
         InvalidArgumentError: a shape or value is not allowed; the error names the element.
@@ -191,6 +195,7 @@ class Flows:
     weight: Float64s = DEFAULT
     link_names: Names | None = None
     packets: Packets | None = None
+    tree_parent: Integers = DEFAULT
 
     def __post_init__(self) -> None:
         links = np.size(self.capacity)
@@ -206,6 +211,37 @@ class Flows:
         self._check_transfers()
         if self.packets is not None:
             self._check_packets(self.packets)
+        parent: Any = self.tree_parent
+        put(self, "tree_parent", np.full(hops.size, -2, np.int32) if parent is None else parent)
+        parents = put_integers(self, "flows.tree_parent", np.int32, hops.size, -2)
+        self._check_trees(parents)
+
+    def is_tree(self, task: int) -> bool:
+        """Whether the task's transfer is over a tree of switches that sum."""
+        first, last = self.path_offset[task : task + 2]
+        return bool(last > first and self.tree_parent[first] > -2)
+
+    def _check_trees(self, parents: Int32s) -> None:
+        for task in np.unique(
+            np.searchsorted(self.path_offset, np.flatnonzero(parents > -2), "right")
+        ):
+            first, last = self.path_offset[task - 1 : task + 1]
+            half = int(last - first) // 2
+            up, place = parents[first : first + half], np.arange(half)
+            wrong = (up != -1) & ~((up > place) & (up < half))
+            if (
+                2 * half != last - first
+                or wrong.any()
+                or (parents[first + half : last] != -2).any()
+            ):
+                raise InvalidArgumentError(
+                    "flows.tree_parent", f"task {task - 1} needs a later link or -1 for the first "
+                    "half of its links, and -2 for the second",
+                )  # fmt: skip
+            if self.packets is None:
+                raise InvalidArgumentError(
+                    "flows.tree_parent", f"task {task - 1} is a tree, which needs packets"
+                )
 
     def link_name(self, link: int) -> str:
         """Return ``link 17 (leaf3->spine7)``."""
