@@ -91,6 +91,9 @@ NOT_RUN = {
     "priority_sync:2 --details --svg link.svg": (
         "starts ranks; tests/cli/test_cli_prove.py draws theirs"
     ),
+    "slipstream prove train.py:make --cluster workers=2,link=10gbit,latency=50us -t spatial:2": (
+        "starts ranks; tests/techniques/spatial trains on tiles"
+    ),
     "slipstream prove train.py:make --cluster workers=2,link=1gbit,latency=50us -t "
     "pipeline:2,schedule=zero_bubble": "starts ranks; tests/techniques/pipeline runs stages",
     "slipstream prove train.py:make --cluster workers=2,link=200mbit,latency=50us -t "
