@@ -37,9 +37,9 @@ class Block(nn.Module):
 def network() -> nn.Module:
     """Return a network like MobileNetV2."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        Block(16, 16, 1, 5), Block(16, 24, 2), Block(24, 24, 1, 5), Block(24, 32, 2),
-        Block(32, 32, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        nn.Conv2d(1, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        Block(16, 16, 1, 5), Block(16, 32, 2), Block(32, 32, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def batches(seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def supernet(epochs: int) -> Supernet:
-    """Return a trained supernet of `network`."""
+    """Return a supernet of `network`, trained for a number of epochs."""
     torch.manual_seed(0)
     net = Supernet(derive_space(network(), images("train")[0][:2]))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
