@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from slipstream.errors import ChildError, UnknownNameError
 from slipstream.ranks.members import Frame
 
-MESSAGE_S = 600.0
-"""Time-out of a message between hosts; deadlocks are detected earlier, from where hosts wait."""
 _ENGINES = ("local", "monarch", "ray", "sim")
 
 

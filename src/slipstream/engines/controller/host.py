@@ -29,6 +29,8 @@ from slipstream.search.estimators import load_target
 
 # Some of its classes and methods are missing from its stubs.
 distributed: Any = torch.distributed
+MESSAGE_S = 600.0
+"""Time-out of a message between hosts; deadlocks are detected earlier, from where hosts wait."""
 Message = dict[str, Any]
 Event = tuple[Message, bytes]
 _TAGS = 1 << 30

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.engines.controller.engine import MESSAGE_S
-from slipstream.engines.controller.host import HostRuntime
+from slipstream.engines.controller.host import MESSAGE_S, HostRuntime
 from slipstream.errors import ChildError
 from slipstream.files import temporary_folder
 from slipstream.ranks.launch import Host

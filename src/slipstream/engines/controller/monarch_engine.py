@@ -8,8 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.engines.controller.engine import MESSAGE_S
-from slipstream.engines.controller.host import HostRuntime
+from slipstream.engines.controller.host import MESSAGE_S, HostRuntime
 from slipstream.errors import ChildError, MissingExtraError
 from slipstream.files import temporary_folder
 from slipstream.ranks.launch import Host

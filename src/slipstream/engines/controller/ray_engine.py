@@ -8,8 +8,7 @@ import queue
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.engines.controller.engine import MESSAGE_S
-from slipstream.engines.controller.host import HostRuntime
+from slipstream.engines.controller.host import MESSAGE_S, HostRuntime
 from slipstream.engines.trials.ray_executor import end_processes, ray_module, start_ray
 from slipstream.errors import ChildError
 from slipstream.files import temporary_folder

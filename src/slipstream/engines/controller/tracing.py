@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 
@@ -160,6 +160,17 @@ class CompiledFunction:
         if program is None:
             return self.function(*arguments, **constants)
         return program.add(self, arguments, on, constants)
+
+
+@overload
+def compiled(function: Callable[..., Any]) -> CompiledFunction: ...
+
+
+@overload
+def compiled(
+    *, inputs: Sequence[Sharding] = (), out: Sharding | Sequence[Sharding] = REPLICATED,
+    prepare: Callable[[], object] | None = None,
+) -> Callable[[Callable[..., Any]], CompiledFunction]: ...  # fmt: skip
 
 
 def compiled(
