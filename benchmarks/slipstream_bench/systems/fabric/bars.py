@@ -29,12 +29,14 @@ _RATE = 200
 _SPEEDUPS = {4: 1.6, 8: 1.7}
 _LOSSES = (0.0, 0.01, 0.05)
 _LOCAL = "127.0.0.1:0"
-# Name, oversubscription, share of short flows, jobs, workers, bytes, computing in ms.
+# Name, oversubscription, share of short flows and their mean size, bytes, computing in ms. The
+# paper does not publish its loads; these are ours.
 _MIXES = (
-    ("communication-bound", 4.0, 0.05, 8, 16, 10e6, 2.0),
-    ("paper-like", 2.0, 0.1, 8, 16, 10e6, 10.0),
-    ("computation-bound", 2.0, 0.2, 8, 16, 2e6, 20.0),
+    ("paper-like", 4.0, 0.05, 5e3, 10e6, 5.0),
+    ("communication-bound", 4.0, 0.1, 20e3, 10e6, 2.0),
+    ("computation-bound", 2.0, 0.2, 20e3, 2e6, 20.0),
 )
+_JOBS, _WORKERS = 8, 16
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -43,13 +45,9 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _faults(options)
     yield from _training(options)
     yield from _killed(options)
-    yield from _simulated(options)
-    reason = why_no_netlab()
-    if reason is not None:
-        yield not_judged("over gloo, 4 hosts, 4 MiB", "x", ">= 1.6", reason)
-        return
     for hosts, target in _SPEEDUPS.items():
         yield from _lab(options, hosts, target)
+    yield from _simulated(options)
 
 
 def _exact(options: BenchOptions) -> Iterator[Bar]:
@@ -157,22 +155,26 @@ def _killed(options: BenchOptions) -> Iterator[Bar]:
 def _simulated(options: BenchOptions) -> Iterator[Bar]:
     seeds = 5 if options.full else 1
     link = LinkKind.of("10 Gbit/s", 1.25e9, 1000.0)
-    for name, oversubscription, load, jobs, workers, nbytes, compute_ms in _MIXES:
+    for name, oversubscription, load, flow_bytes, nbytes, compute_ms in _MIXES:
         job_bar, flow_bar = (f"simulated, {name}: {what}" for what in ("job time", "p99 of flows"))
         if not (options.wants(job_bar) or options.wants(flow_bar)):
             continue
         options.progress(job_bar)
         cluster = Cluster("leaf-spine", leaf_spine(128, 16, 4, link, oversubscription))
-        # Twice the ring's time without contention, so that it finishes its iterations in time.
+        # Twice the time of a ring whose flows share uplinks, so that iterations end in time.
         period = 1e6 * compute_ms + 4.0 * oversubscription * nbytes / 1.25
-        request = FabricLoad(jobs, workers, nbytes, 1e6 * compute_ms, 2, period, load)
+        request = FabricLoad(
+            _JOBS, _WORKERS, nbytes, 1e6 * compute_ms, 2 if options.full else 1, period, load,
+            flow_bytes,
+        )  # fmt: skip
         found = predict_aggregation(cluster, request, trees=4, seeds=seeds)
         jobs_gain = found.gains(lambda x: float(x.job_ns.mean()))
         p99 = found.gains(lambda x: float(np.quantile(x.flow_ns, 0.99)))
         mean = found.gains(lambda x: float(x.flow_ns.mean()))
         about = (
-            f"{jobs} jobs of {workers}, {nbytes / 1e6:g} MB, {compute_ms:g} ms computing, "
-            f"{100 * load:g} % short flows, 128 hosts, oversubscription {oversubscription:g}, 4 trees"
+            f"{_JOBS} jobs of {_WORKERS}, {nbytes / 1e6:g} MB, {compute_ms:g} ms computing, short "
+            f"flows of {flow_bytes / 1e3:g} kB on {100 * load:g} % of links, 128 hosts, "
+            f"oversubscription {oversubscription:g}, 4 trees"
         )
         target = 1.25 if name == "communication-bound" else 1.0
         yield at_least(
@@ -189,6 +191,9 @@ def _lab(options: BenchOptions, hosts: int, target: float) -> Iterator[Bar]:
     speed = f"over gloo, {hosts} hosts, 4 MiB"
     others = (f"goodput of iperf3, {hosts} hosts", f"bytes sent per host, {hosts} hosts")
     if not any(options.wants(name) for name in (speed, *others)):
+        return
+    if (reason := why_no_netlab()) is not None:
+        yield not_judged(speed, "x", f">= {target:g}", reason)
         return
     options.progress(f"{speed}: cables of {_RATE} Mbit/s")
     with first_served(), Netlab(hosts, _RATE * MBIT) as lab:

@@ -1,7 +1,7 @@
 """Predict what aggregating switches would change: times of jobs, and of everybody's short flows.
 
 Jobs and short flows are simulated as packets in queues with marks. A ring sends one flow per rank
-to its neighbour; a tree one flow per cable, since switches send sums on while they arrive.
+to its neighbour; a tree has one window for all of its hosts, and sends each byte once over a cable.
 Iterations begin at fixed times, so that both ways do the same training while short flows arrive.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -193,21 +193,27 @@ def predict_aggregation(
     return FabricPrediction(cluster.name, load, trees, outcomes)
 
 
+class _Flow(NamedTuple):
+    nbytes: float
+    hops: npt.NDArray[np.int32]
+    parent: npt.NDArray[np.int32]
+
+
+_NO_FLOW = _Flow(0.0, np.empty(0, np.int32), np.empty(0, np.int32))
+
+
 class _Tasks:
     """Columns of the engine's tasks."""
 
     def __init__(self) -> None:
         self.duration: list[float] = []
-        self.nbytes: list[float] = []
-        self.hops: list[npt.NDArray[np.int32]] = []
+        self.flows: list[_Flow] = []
         self.edges: list[tuple[int, int]] = []
 
-    def add(self, duration: float, after: tuple[int, ...] = (), nbytes: float = 0.0,
-            hops: Any = ()) -> int:  # fmt: skip
+    def add(self, duration: float, after: tuple[int, ...] = (), flow: _Flow = _NO_FLOW) -> int:
         number = len(self.duration)
         self.duration.append(duration)
-        self.nbytes.append(nbytes)
-        self.hops.append(np.asarray(hops, np.int32))
+        self.flows.append(flow)
         self.edges += [(before, number) for before in after]
         return number
 
@@ -229,27 +235,29 @@ def _simulated(
             if trees
             else _ring_flows(topology, hosts, load)
         )
-        for nbytes, hops in flows:
-            link_bytes[hops] += nbytes * load.iterations
+        for flow in flows:
+            link_bytes[flow.hops] += flow.nbytes * load.iterations
         ended: tuple[int, ...] = ()
         offset, own = float(generator.uniform(0.0, period)), []
         for iteration in range(load.iterations):
             begin = tasks.add(0.0, (tasks.add(offset + iteration * period), *ended))
             computed = tasks.add(load.compute_ns, (begin,))
-            sent = [tasks.add(0.0, (computed,), nbytes, hops) for nbytes, hops in flows]
+            sent = [tasks.add(0.0, (computed,), flow) for flow in flows]
             ended = (tasks.add(0.0, tuple(sent)),)
             own.append((begin, ended[0]))
         spans.append(own)
-    short = _short_flows(tasks, topology, load, (load.iterations + 1) * period, generator)
+    short = _short_flows(tasks, topology, load, load.iterations * period, generator)
     src, dst = np.array(tasks.edges, np.int32).T
     schedule = simulate(Program(
         lane=np.zeros(len(tasks.duration), np.int32), duration_ns=np.array(tasks.duration),
         policies=np.array([Policy.CONCURRENT], np.uint8), edges=Edges(src, dst),
         flows=Flows(
             capacity=topology.capacity / 1e9,
-            path_offset=np.concatenate([[0], np.cumsum([len(hops) for hops in tasks.hops])]),
-            path_link=np.concatenate(tasks.hops), nbytes=np.array(tasks.nbytes),
+            path_offset=np.concatenate([[0], np.cumsum([len(f.hops) for f in tasks.flows])]),
+            path_link=np.concatenate([flow.hops for flow in tasks.flows]),
+            nbytes=np.array([flow.nbytes for flow in tasks.flows]),
             packets=queues.on(topology),
+            tree_parent=np.concatenate([flow.parent for flow in tasks.flows]),
         ),
     ))  # fmt: skip
     start, end = schedule.start_ns[0], schedule.end_ns[0]
@@ -259,26 +267,32 @@ def _simulated(
     return FabricOutcome(np.array(job_ns), flow_ns, link_bytes, dropped)
 
 
-_FlowList = list[tuple[float, npt.NDArray[np.int32]]]
-
-
-def _ring_flows(topology: Topology, hosts: npt.NDArray[np.int64], load: FabricLoad) -> _FlowList:
+def _ring_flows(topology: Topology, hosts: npt.NDArray[np.int64], load: FabricLoad) -> list[_Flow]:
     counts, links = topology.paths(hosts, np.roll(hosts, -1), np.arange(hosts.size))
     nbytes = 2.0 * (hosts.size - 1) / hosts.size * load.nbytes
-    return [(nbytes, hops) for hops in np.split(links, np.cumsum(counts)[:-1])]
+    return [
+        _Flow(nbytes, hops, np.full(hops.size, -2, np.int32))
+        for hops in np.split(links, np.cumsum(counts)[:-1])
+    ]
 
 
 def _tree_flows(
     topology: Topology, hosts: npt.NDArray[np.int64], load: FabricLoad, trees: int
-) -> _FlowList:
-    # A window is of the job, not of a tree: trees that share a cable are one flow on it.
-    nbytes = np.zeros(topology.links)
+) -> list[_Flow]:
+    """Return a transfer per tree: its links towards the root, then those back."""
+    src, dst = topology.link_src, topology.link_dst
+    flows = []
     for number in range(trees):
-        tree = aggregation_tree(topology, hosts.tolist(), number)
-        nbytes[tree.links] += load.nbytes / trees * tree.streams
-    nbytes[topology.link_src == topology.link_dst] = 0.0  # switches add at line rate
-    links = np.flatnonzero(nbytes).astype(np.int32)
-    return [(float(nbytes[link]), links[at : at + 1]) for at, link in enumerate(links)]
+        links = aggregation_tree(topology, hosts.tolist(), number).links
+        back = {(int(src[link]), int(dst[link])): int(link) for link in links}
+        # The tree lists the cables of the farthest nodes first, each as the links up and down.
+        up = links[src[links] != dst[links]].tolist()[::2]
+        place = {int(src[link]): at for at, link in enumerate(up)}
+        parent = [place.get(int(dst[link]), -1) for link in up]
+        down = [back[int(dst[link]), int(src[link])] for link in up]
+        hops = np.array(up + down, np.int32)
+        flows.append(_Flow(load.nbytes / trees, hops, np.array(parent + [-2] * len(up), np.int32)))
+    return flows
 
 
 def _short_flows(
@@ -299,6 +313,6 @@ def _short_flows(
     counts, hops = topology.paths(src, dst, np.arange(count))
     paths = np.split(hops, np.cumsum(counts)[:-1])
     return np.array([
-        tasks.add(float(at), (), float(nbytes), path)
+        tasks.add(float(at), (), _Flow(float(nbytes), path, np.full(path.size, -2, np.int32)))
         for at, nbytes, path in zip(arrival, size, paths, strict=True)
     ])  # fmt: skip
