@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import importlib.util
 import time
 import warnings
@@ -138,8 +139,8 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import modelopt.torch.nas as peer
-        from modelopt.torch.nas.utils import get_subnet_config, sample
+        peer: Any = importlib.import_module("modelopt.torch.nas")
+        tools: Any = importlib.import_module("modelopt.torch.nas.utils")
 
         model, x = _resnet(), torch.randn(2, 3, 32, 32)
         divisors = {"nn.Conv2d": {"*": {"channel_divisor": 8}},
@@ -151,7 +152,8 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
         theirs, net = convert(), Supernet(derive_space(model, x))
         rng = np.random.default_rng(0)
         runs = paired({
-            "ours": lambda: net.configure(net.space.sample(rng)), "modelopt": lambda: sample(theirs)
+            "ours": lambda: net.configure(net.space.sample(rng)),
+            "modelopt": lambda: tools.sample(theirs),
         })  # fmt: skip
         deriving = paired(
             {"ours": lambda: derive_space(model, x), "modelopt": convert}, blocks=6, once=True
@@ -164,7 +166,9 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
     if list(rows)[2] in wanted:
         layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)]
         ours = sum((f"{name}.weight", 0) not in net.space.reasons for name in layers)
-        peers = {name.rpartition(".")[0] for name in get_subnet_config(theirs) if "out_ch" in name}
+        peers = {
+            name.rpartition(".")[0] for name in tools.get_subnet_config(theirs) if "out_ch" in name
+        }
         yield at_least(
             list(rows)[2], ours - len(peers & set(layers)), 0, "",
             detail=f"{ours} and {len(peers & set(layers))} of {len(layers)} convolutions",

@@ -22,7 +22,7 @@ class Basic(nn.Module):
         if not self.has_down:
             del self.down
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = self.bn2(self.conv2(y))
         y += self.down(x) if self.has_down else x
@@ -52,7 +52,7 @@ class Inverted(nn.Module):
         self.excite, self.shortcut = excite, i == o
         self.last = nn.Sequential(nn.Conv2d(e, o, 1, bias=False), nn.BatchNorm2d(o))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.body(x)
         if self.excite:
             y = y * F.hardsigmoid(self.squeeze(y.mean((2, 3), keepdim=True)))
@@ -78,7 +78,7 @@ class Dense(nn.Module):
         )
         self.stem, self.head = nn.Conv2d(3, 16, 3, 1, 1), nn.Linear(40, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         features = [self.stem(x)]
         for layer in self.layers:
             features.append(layer(torch.cat(features, 1)))
@@ -94,7 +94,7 @@ class Shuffle(nn.Module):
             nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.Conv2d(16, 16, 1),
         )  # fmt: skip
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         a, b = self.stem(x).chunk(2, dim=1)
         y = torch.cat([a, self.branch(b)], 1)
         n, c, h, w = y.shape
@@ -109,7 +109,7 @@ class UNet(nn.Module):
         self.up = nn.ConvTranspose2d(32, 16, 2, 2)
         self.norm, self.last = nn.GroupNorm(4, 32), nn.Conv2d(32, 2, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         a = F.relu(self.down1(x))
         b = F.interpolate(F.max_pool2d(F.relu(self.down2(a)), 2), scale_factor=2.0)
         return self.last(self.norm(torch.cat([a, self.up(b)], 1)))
@@ -128,9 +128,10 @@ class ConvNext(nn.Module):
         )  # fmt: skip
         self.scale, self.head = nn.Parameter(torch.rand(24)), nn.Linear(24, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.stem(x)
-        for b in self.blocks:
+        for block in self.blocks:
+            b: Any = block
             y = b["norm"](b["dw"](x).permute(0, 2, 3, 1))
             x = x + (self.scale * b["down"](F.gelu(b["up"](y)))).permute(0, 3, 1, 2)
         return self.head(x.mean((-2, -1)))
@@ -151,7 +152,7 @@ class Attention(nn.Module):
         if packed:
             del self.kv
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         b, t, c = x.shape
         if self.packed:
             q, k, v = self.qkv(x).reshape(b, t, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
@@ -173,7 +174,7 @@ class Layer(nn.Module):
         self.attention = Attention(**options)  # type: ignore[arg-type]
         self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(), nn.Linear(64, 32))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -187,7 +188,7 @@ class ViT(nn.Module):
         self.layers = nn.Sequential(Layer(), Layer(bias=17))
         self.head = nn.Linear(32, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.patch(x).flatten(2).transpose(1, 2)
         y = torch.cat([self.token.expand(y.shape[0], -1, -1), y], 1) + self.position
         return self.head(self.layers(y)[:, 0])
@@ -204,7 +205,7 @@ class Gpt(nn.Module):
         self.head = nn.Linear(32, 50, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.embedding(x) + self.position[: x.shape[1]]
         for layer in self.layers:
             y = layer(y)
@@ -222,9 +223,10 @@ class Swin(nn.Module):
             nn.Linear(32, 10),
         )
         self.table = nn.Parameter(torch.randn(7, 4))
+        self.index: torch.Tensor
         self.register_buffer("index", torch.randint(0, 7, (16,)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = torch.roll(self.patch(x).permute(0, 2, 3, 1), (1, 1), (1, 2))
         b, h, w, c = y.shape
         y = y.view(b, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, c)
@@ -242,7 +244,7 @@ class Mixer(nn.Module):
         self.channels = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(),
                                       nn.Linear(64, 32))  # fmt: skip
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.patch(x).flatten(2).transpose(1, 2)
         y = y + self.tokens(y.transpose(1, 2)).transpose(1, 2)
         return self.head((y + self.channels(y)).mean(1))
@@ -255,7 +257,7 @@ class Recurrent(nn.Module):
         self.lstm = kind(16, 24, num_layers=2, bidirectional=True, batch_first=True)
         self.head = nn.Linear(48, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.head(self.lstm(self.embedding(x))[0][:, -1])
 
 
@@ -268,7 +270,7 @@ class Bert(nn.Module):
         )
         self.head = nn.Linear(32, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.embedding(x) + self.position(torch.arange(x.shape[1]))
         return self.head(self.encoder(y).mean(1))
 
