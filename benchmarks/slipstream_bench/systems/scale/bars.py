@@ -9,7 +9,7 @@ import numpy as np
 from slipstream.cluster import Cluster, Collective, Job, Tasks, simulate
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
-from slipstream_bench.systems.scale import compression, mlperf
+from slipstream_bench.systems.scale import compression, mlperf, spatial
 from slipstream_bench.systems.scale import ranks as bench_scale_ranks
 from slipstream_bench.systems.scale.training_run import Pace
 
@@ -23,6 +23,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _law_rows(options)
     yield from _cost_rows(options)
     yield from compression.bars(options)
+    yield from spatial.bars(options)
     yield from bench_scale_ranks.bars(options)
 
 
