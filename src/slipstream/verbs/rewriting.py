@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from slipstream.tables import Field, Table
 from slipstream.verbs.children import (
@@ -125,9 +125,9 @@ def _search(
     def search(module: Any) -> None:
         traced = trace_of(module)
         excluded = {
-            str(node.target)
-            for node in traced.nodes
-            if Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable
+            str(operator)
+            for operator in (cast(Any, node.target) for node in traced.nodes)
+            if Tag.nondeterministic_seeded in operator.tags or operator._schema.is_mutable
         }
         if excluded:
             names = ", ".join(sorted(excluded))
