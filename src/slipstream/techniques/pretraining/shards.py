@@ -165,6 +165,7 @@ class MaskedBatches:
         special: ids below are never masked; 0 is padding.
         share: share of the tokens that have a label.
         seed: of the order and the masks, which are new in every epoch.
+        start: sequences of earlier batches of another size.
     """
 
     corpus: ShardedTokens
@@ -174,11 +175,13 @@ class MaskedBatches:
     special: int = 5
     share: float = 0.15
     seed: int = 0
+    start: int = 0
 
     def numbers(self, step: int, rank: int = 0, ranks: int = 1) -> list[tuple[int, int]]:
         """Return (epoch, number of the sequence) of a rank's rows in a step."""
         count = len(self.corpus)
-        places = range(step * self.rows + rank, (step + 1) * self.rows, ranks)
+        first = self.start + step * self.rows
+        places = range(first + rank, first + self.rows, ranks)
         return [
             (place // count, _shuffled(place % count, count, (self.seed, place // count)))
             for place in places

@@ -112,7 +112,9 @@ class MaskedHead(TechniqueSettings):
         loss: Any = built.loss
 
         def before(module: Any, args: Any) -> None:
-            rows.select(built.tokens.labels)
+            # None if every token has a label.
+            if (labels := built.tokens.labels) is not None:
+                rows.select(labels)
 
         built.model.register_forward_pre_hook(before, prepend=True)
         built.loss = lambda output, targets: loss(output, labelled_targets(targets))

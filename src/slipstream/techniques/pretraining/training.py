@@ -1,0 +1,361 @@
+"""Pre-training on several ranks: phases, checkpoints, and restarts on fewer ranks.
+
+The global batch, its masks and the learning rate depend on the step alone, so that the number of
+ranks may change at any checkpoint. Losses are sums over labelled tokens of all ranks, divided by
+their number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.files import replacing, temporary_folder, write_text
+from slipstream.ranks.launch import Host, WorkerProcesses, join
+from slipstream.schema import Readers, build
+from slipstream.technique import parse
+from slipstream.workload import Workload, drive
+
+_MAX_BAD_LOSSES = 3
+_CHECKPOINT, _LOSSES = "checkpoint.pt", "losses.json"
+_state: dict[str, Any] = {}
+"""The model of this rank's process between two segments."""
+
+
+@dataclass(frozen=True)
+class TrainingPhase:
+    """Steps with sequences of a length.
+
+    Attributes:
+        steps: number of updates.
+        global_batch: sequences of an update, over all ranks and micro-batches.
+        length: longest sequence in tokens.
+        lr: peak learning rate; None for the optimizer's.
+        warmup: updates of linear growth from 0; the rate then falls linearly to 0.
+    """
+
+    steps: int
+    global_batch: int
+    length: int = 128
+    lr: float | None = None
+    warmup: int = 0
+
+
+_READERS: Readers = {
+    TrainingPhase: lambda value, place: build(TrainingPhase, value, place, "phase", {})
+}
+
+
+@dataclass(frozen=True)
+class PretrainingConfig:
+    """What ``slipstream plan`` and ``slipstream pretrain`` read from a TOML file.
+
+    Attributes:
+        workload: ``train.py:function`` that returns ``(model, batch, loss, optimizer)``.
+        corpus: folder of `write_shards`; only to train.
+        output: folder of checkpoints, losses and the recorded step.
+        mask_token: id of the mask token.
+        special: ids below are never masked.
+        techniques: a combination, such as ``masked_head+unpad``; empty lets `plan` choose.
+        ranks: processes on this machine that train together.
+        micro_batch: sequences of a forward pass at most; 0 for those of the workload's batch.
+        save_every: updates between checkpoints.
+        seed: of weights, order and masks.
+        cluster: preset, file or short form of the cluster to plan for.
+        price_per_hour: dollars per device; 0 for the cluster's price.
+        budget: dollars to spend at most; 0 for no limit.
+        deadline: time to finish within, such as ``72 h``; empty for no limit.
+    """
+
+    workload: str
+    phases: tuple[TrainingPhase, ...]
+    corpus: str = ""
+    output: str = "pretraining"
+    mask_token: int = 4
+    special: int = 5
+    techniques: str = ""
+    ranks: int = 1
+    micro_batch: int = 0
+    save_every: int = 100
+    seed: int = 0
+    cluster: str = ""
+    price_per_hour: float = 0.0
+    budget: float = 0.0
+    deadline: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 1 if field.name in ("ranks", "save_every") else 0
+            if isinstance(value, (int, float)) and not least <= value < math.inf:
+                raise InvalidArgumentError(field.name, f"{value} is less than {least}")
+        if not self.phases:
+            raise InvalidArgumentError("phases", "there is none", remedy="add a table [[phases]]")
+        for number, phase in enumerate(self.phases):
+            if min(phase.steps, phase.global_batch, phase.length) < 1 or phase.warmup < 0:
+                raise InvalidArgumentError(
+                    f"phases.{number}", "steps, global_batch and length must be at least 1"
+                )
+        if self.ranks > min(phase.global_batch for phase in self.phases):
+            raise InvalidArgumentError("ranks", f"{self.ranks} is more than a global batch")
+
+    @classmethod
+    def read(cls, path: Path) -> PretrainingConfig:
+        """Read a file; paths in it are relative to its folder.
+
+        Raises:
+            SlipstreamError: it is missing or malformed; names the setting.
+        """
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SlipstreamError(
+                f"the configuration cannot be read: {error}", where=str(path),
+                remedy="write a TOML file with workload and [[phases]]",
+            ) from error  # fmt: skip
+        for name in ("workload", "corpus", "output"):
+            if isinstance(table.get(name), str):
+                table[name] = str(path.parent / table[name])
+        return build(cls, table, "", "configuration", _READERS)
+
+    @property
+    def steps(self) -> int:
+        """Updates of all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+    def phase(self, step: int) -> tuple[TrainingPhase, int, int]:
+        """Return an update's phase, its number in it, and the sequences of earlier phases."""
+        sequences = 0
+        for phase in self.phases:
+            if step < phase.steps:
+                return phase, step, sequences
+            step -= phase.steps
+            sequences += phase.steps * phase.global_batch
+        raise InvalidArgumentError("step", "it is after the last phase")
+
+
+def pretrain(
+    config: PretrainingConfig,
+    *,
+    resume: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[float]:
+    """Train to the end of the last phase, and return the loss of every update.
+
+    If a rank dies, the others go on from the last checkpoint without it.
+
+    Args:
+        resume: continue from the checkpoint of `config.output`.
+
+    Raises:
+        SlipstreamError: another job uses the folder; it has a checkpoint and `resume` is False;
+            the last rank failed; losses are not finite.
+    """
+    output, ranks = Path(config.output), config.ranks
+    output.mkdir(parents=True, exist_ok=True)
+    with _locked(output):
+        if not resume and (output / _CHECKPOINT).exists():
+            raise SlipstreamError(
+                "the folder has a checkpoint", where=str(output),
+                remedy="pass --resume to continue it, or name another output",
+            )  # fmt: skip
+        while True:
+            try:
+                return _run(config, ranks, report)
+            except SlipstreamError as error:
+                if ranks == 1 or isinstance(error, TrainingError):
+                    raise
+                ranks -= 1
+                report(f"a rank failed ({error.what}); {ranks} continue from the last checkpoint")
+
+
+class TrainingError(SlipstreamError):
+    """Training cannot continue on any number of ranks."""
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    with (output / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SlipstreamError(
+                "another job trains in this folder", where=str(output),
+                remedy="wait for it, or name another output",
+            ) from error  # fmt: skip
+        yield
+
+
+def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -> list[float]:
+    # Fail before ranks start.
+    Workload.parse(config.workload)
+    parse(config.techniques or "unpad")
+    if not config.corpus:
+        raise TrainingError("no corpus is named", remedy="add a line corpus = FOLDER")
+    with (
+        temporary_folder("pretraining") as folder,
+        WorkerProcesses(
+            "pretraining", [Host()] * ranks, environment={"OMP_NUM_THREADS": "1"}
+        ) as processes,
+    ):
+        shared = {
+            "config": {**vars(config), "phases": [vars(phase) for phase in config.phases]},
+            "ranks": ranks, "folder": str(folder),
+        }  # fmt: skip
+        while True:
+            answer = processes.call(
+                "slipstream.techniques.pretraining.training:segment", None,
+                lambda rank: {**shared, "rank": rank},
+            )[0]  # fmt: skip
+            if answer["error"]:
+                raise TrainingError(answer["error"], remedy="lower the learning rate")
+            losses: list[float] = answer["losses"]
+            write_text(Path(config.output, _LOSSES), json.dumps(losses))
+            report(f"update {len(losses)} of {config.steps}: loss {losses[-1]:.4f}")
+            if len(losses) >= config.steps:
+                return losses
+
+
+# The code below runs in a rank's process.
+
+
+def segment(config: Mapping[str, Any], rank: int, ranks: int, folder: str) -> dict[str, Any]:
+    """Train up to the next checkpoint; return all losses, or an ``error``."""
+    settings = build(PretrainingConfig, dict(config), "", "configuration", _READERS)
+    if "trainer" not in _state:
+        _state["trainer"] = _Trainer(settings, rank, ranks, folder)
+    trainer: _Trainer = _state["trainer"]
+    return trainer.segment()
+
+
+class _Trainer:
+    """A rank's model, optimizer and place in the training."""
+
+    def __init__(self, config: PretrainingConfig, rank: int, ranks: int, folder: str) -> None:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        from slipstream.techniques.pretraining.shards import ShardedTokens
+
+        self.config, self.rank, self.ranks = config, rank, ranks
+        techniques = parse(config.techniques) if config.techniques else ()
+        workload = Workload.parse(config.workload).with_technique(*techniques)
+
+        def keep(built: Any) -> Any:
+            return built
+            yield
+
+        built = drive(workload, keep, keep, keep_in=Path(folder), seed=config.seed)
+        if built.optimizer is None or built.model is None or not built.from_parts:
+            raise TrainingError(
+                "the workload does not return its parts", where=config.workload,
+                remedy="return (model, batch, loss, optimizer)",
+            )  # fmt: skip
+        self.named = isinstance(built.batch, Mapping)
+        self.micro = config.micro_batch or built.rows
+        self.corpus = ShardedTokens(Path(config.corpus), rank, ranks)
+        self.module, self.built = built.model, built
+        _check_vocabulary(built.model, self.corpus.vocabulary)
+        self.rates = [group["lr"] for group in built.optimizer.param_groups]
+        self.losses: list[float] = []
+        path = Path(config.output, _CHECKPOINT)
+        if path.exists():
+            saved = torch.load(path, weights_only=True)
+            self.module.load_state_dict(saved["model"])
+            built.optimizer.load_state_dict(saved["optimizer"])
+            self.losses, self.rates = saved["losses"], saved["rates"]
+        join(rank, ranks, f"{folder}/store", 60.0)
+        built.model = DistributedDataParallel(built.model)
+
+    def segment(self) -> dict[str, Any]:
+        """Train up to the next checkpoint, and write it."""
+        import torch
+        import torch.distributed as dist
+
+        config, bad = self.config, 0
+        end = min(config.steps, (len(self.losses) // config.save_every + 1) * config.save_every)
+        while len(self.losses) < end:
+            loss = self._update(len(self.losses))
+            bad = 0 if math.isfinite(loss) else bad + 1
+            if bad == _MAX_BAD_LOSSES:
+                what = f"{bad} losses in a row are not finite, up to update {len(self.losses)}"
+                return {"error": what, "losses": self.losses}
+            self.losses.append(loss)
+        if self.rank == 0:
+            saved = {
+                "model": self.module.state_dict(), "losses": self.losses, "rates": self.rates,
+                "optimizer": self.built.optimizer.state_dict(),
+            }  # fmt: skip
+            with replacing(Path(config.output, _CHECKPOINT)) as temporary:
+                torch.save(saved, temporary)
+        dist.barrier()
+        return {"error": "", "losses": self.losses}
+
+    def _update(self, step: int) -> float:
+        """Run one update; return the mean loss of the global batch's labelled tokens."""
+        import torch
+        import torch.distributed as dist
+
+        from slipstream.techniques.pretraining.shards import MaskedBatches
+        from slipstream.workload.built import training_loss
+
+        built, config = self.built, self.config
+        phase, number, start = config.phase(step)
+        batches = MaskedBatches(
+            self.corpus, phase.global_batch, phase.length, config.mask_token, config.special,
+            seed=config.seed, start=start,
+        )  # fmt: skip
+        rows = batches.numbers(number, self.rank, self.ranks)
+        places = range(0, len(rows), self.micro)
+        parts = [batches.batch(rows[at : at + self.micro]) for at in places]
+        counts = [int((part["labels"] >= 0).sum()) for part in parts]
+        for part, count in zip(parts, counts, strict=True):
+            if not count:
+                # A mean over no token would not be a number; this one has the weight 0.
+                part["labels"][0, 0] = part["input_ids"][0, 0]
+        total = torch.tensor([float(sum(counts)), 0.0])
+        dist.all_reduce(total)
+        labelled = max(float(total[0]), 1.0)
+        torch.manual_seed(hash((config.seed, step, self.rank)) % 2**31)
+        built.optimizer.zero_grad()
+        whole = torch.zeros(1, dtype=torch.float64)
+        for place, (part, count) in enumerate(zip(parts, counts, strict=True), start=1):
+            labels = part["labels"]
+            inputs = part["input_ids"], part["attention_mask"]
+            built.batch = part if self.named else (inputs, labels)
+            last = place == len(parts)
+            with contextlib.nullcontext() if last else built.model.no_sync():
+                # DistributedDataParallel divides the sum of gradients by the ranks.
+                loss = training_loss(built)
+                (loss * (self.ranks * count / labelled)).backward()
+            whole += loss.detach().double() * count / labelled
+        dist.all_reduce(whole)
+        if math.isfinite(float(whole)):
+            self._set_rates(phase, number)
+            built.optimizer.step()
+        return float(whole)
+
+    def _set_rates(self, phase: TrainingPhase, number: int) -> None:
+        warm = min(1.0, (number + 1) / phase.warmup) if phase.warmup else 1.0
+        left = (phase.steps - number) / max(phase.steps - phase.warmup, 1)
+        for group, rate in zip(self.built.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = (phase.lr or rate) * min(warm, left)
+
+
+def _check_vocabulary(model: Any, vocabulary: int) -> None:
+    from torch import nn
+
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    if tables and max(tables) < vocabulary:
+        raise TrainingError(
+            f"the corpus has {vocabulary} tokens, the model's largest embedding {max(tables)} rows",
+            remedy="use the vocabulary that the corpus was written with",
+        )

@@ -1,0 +1,144 @@
+"""Pre-training on real ranks: the same curve on fewer ranks and after a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.techniques.pretraining import write_shards
+from slipstream.techniques.pretraining.training import PretrainingConfig, pretrain
+
+_WORKLOAD = """
+import sys
+sys.path.insert(0, {folder!r})
+import encoders, torch
+from slipstream.techniques.pretraining import FusedLAMB
+
+def make():
+    model, batch, loss, _ = encoders.plain()
+    return model, batch, loss, FusedLAMB(model.parameters(), lr=2e-2)
+
+def diverging():
+    model, batch, _, optimizer = encoders.plain()
+    return model, batch, lambda output, targets: (output * float("nan")).sum(), optimizer
+"""
+_TOML = """
+workload = "work.py:make"
+corpus = "corpus"
+output = "run"
+mask_token = 3
+techniques = "masked_head+unpad"
+ranks = 2
+save_every = 4
+micro_batch = 3
+[[phases]]
+steps = 8
+global_batch = 7
+length = 12
+warmup = 2
+[[phases]]
+steps = 4
+global_batch = 5
+length = 12
+lr = 0.01
+"""
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Losses of an uninterrupted run on one rank, dense and padded."""
+    return pretrain(replace(configured(tmp_path_factory.mktemp("alone")), ranks=1, techniques=""))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> PretrainingConfig:
+    return configured(tmp_path)
+
+
+def configured(tmp_path: Path) -> PretrainingConfig:
+    (tmp_path / "work.py").write_text(_WORKLOAD.format(folder=str(Path(__file__).parent)))
+    (tmp_path / "pretrain.toml").write_text(_TOML)
+    rng = np.random.default_rng(0)
+    texts = (rng.integers(5, 20, rng.integers(1, 13)).tolist() for _ in range(40))
+    write_shards(texts, tmp_path / "corpus", 3, 61)
+    return PretrainingConfig.read(tmp_path / "pretrain.toml")
+
+
+def test_a_restart_on_fewer_ranks_continues_the_curve(
+    config: PretrainingConfig, expected: list[float]
+) -> None:
+    lines: list[str] = []
+
+    def interrupt(line: str) -> None:
+        lines.append(line)
+        if line.startswith("update 8"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(config, report=interrupt)
+    with pytest.raises(SlipstreamError, match="has a checkpoint"):
+        pretrain(config)
+    losses = pretrain(replace(config, ranks=1), resume=True, report=lines.append)
+    assert len(losses) == 12
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert losses[-1] < losses[0]
+    assert json.loads(Path(config.output, "losses.json").read_text()) == losses
+    assert [line.split(":")[0] for line in lines] == [f"update {n} of 12" for n in (4, 8, 12)]
+
+
+def test_a_killed_rank_is_left_out(config: PretrainingConfig, expected: list[float]) -> None:
+    lines: list[str] = []
+
+    def kill(line: str) -> None:
+        lines.append(line)
+        if line.startswith("update 4"):
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+            os.kill(int(children[-1]), signal.SIGKILL)
+            with pytest.raises(SlipstreamError, match="another job trains in this folder"):
+                pretrain(config, resume=True)
+
+    losses = pretrain(config, report=kill)
+    assert len(losses) == 12
+    assert any("1 continue from the last checkpoint" in line for line in lines)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
+    with pytest.raises(SlipstreamError, match="losses in a row are not finite"):
+        pretrain(replace(config, workload=f"{tmp_path}/work.py:diverging", techniques="", ranks=1))
+    with pytest.raises(InvalidArgumentError, match="ranks"):
+        replace(config, ranks=6)
+    with pytest.raises(InvalidArgumentError, match="phases"):
+        replace(config, phases=())
+    with pytest.raises(SlipstreamError, match="no corpus is named"):
+        pretrain(replace(config, corpus=""))
+    (tmp_path / "pretrain.toml").write_text("workload = 3")
+    with pytest.raises(SlipstreamError, match="phases"):
+        PretrainingConfig.read(tmp_path / "pretrain.toml")
+    write_shards([[5, 60], [61]], tmp_path / "larger", 1, 70)
+    with pytest.raises(SlipstreamError, match="largest embedding 61 rows"):
+        pretrain(replace(config, corpus=str(tmp_path / "larger"), ranks=1))
+
+
+@pytest.mark.full
+def test_kill_9_loses_nothing_before_the_checkpoint(
+    config: PretrainingConfig, expected: list[float], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "slipstream", "pretrain", str(tmp_path / "pretrain.toml")]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while not Path(config.output, "losses.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.kill()
+    losses = pretrain(replace(config, ranks=1), resume=True)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
