@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from slipstream import data
 from slipstream.data import MissingDataError
 from slipstream.ranks import Netlab, calibrate, why_no_netlab
-from slipstream.techniques.burst import Burst, BurstLayer, BurstPlan, plan
+from slipstream.techniques.burst import Burst, BurstLayer, BurstPlan, background, plan
 from slipstream.techniques.distributed.ddp import DDP
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
@@ -23,7 +24,7 @@ from slipstream.verbs.results import Predicted
 from slipstream.workload import Workload
 from slipstream.workload.built import build_from
 from slipstream_bench.harness import paired
-from slipstream_bench.lab import MBIT, Turn, arms_on_ranks, on_ranks
+from slipstream_bench.lab import MBIT, Turn, arms_on_ranks, first_served, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 # Bytes per microsecond and microseconds of the published planner's network.
@@ -42,6 +43,7 @@ _LIMITS = (1.2, 1.5, 2.0, 3.0, 5.0)
 _EXEMPT = 300.0
 _LINK = 200 * MBIT
 _BATCH, _LOSS_STEPS = 128, 20
+_ROUND_S = 2.0
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -52,6 +54,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     if options.wants(bar, 20.0):
         options.progress(bar)
         yield _losses(bar)
+    yield from _background(options)
     bars_of_ranks = ("burst against DDP, 2 hosts, 200 Mbit/s", "predicted steps, 2 hosts, error")
     if any(options.wants(bar, 60.0) for bar in bars_of_ranks):
         if (reason := why_no_netlab()) is not None:
@@ -154,7 +157,7 @@ def vgg16(batch: int, most: int, rate: float) -> tuple[list[BurstLayer], list[in
                    "linear": ("in_features", "out_features")}.get(layer.layer, ())  # fmt: skip
         count = np.prod([float(size[name]) for name in weights]) if weights else 0.0
         count *= float(size["kernel_size"]) ** 2 if layer.layer == "conv2d" else 1.0
-        units.append([layer.total_ms * 1e6, 4 * count, 4 * float(np.prod(layer.shape))])
+        units.append([layer.total_ms * 1e6, float(4 * count), 4 * float(np.prod(layer.shape))])
     g = np.array(devices, np.float64)
     layers = []
     for number, (_, nbytes, _) in enumerate(by_batch[batch]):
@@ -253,6 +256,72 @@ def _on_ranks(speed: str, error: str, blocks: int) -> Iterator[Bar]:
         error, max(errors), 12.0, "%", n=len(errors),
         detail=f"speed-ups over one process: {'; '.join(notes)}",
     )  # fmt: skip
+
+
+def _background(options: BenchOptions) -> Iterator[Bar]:
+    """Measure steps that wait half of the time, alone and with work in these waits, on one core."""
+    middle, slowest, rate = (
+        "step with background work, median", "step with background work, 99th percentile",
+        "background work in waits of half of a step",
+    )  # fmt: skip
+    if not options.wants(slowest, 40.0):
+        return
+    options.progress(slowest)
+    rounds = 24 if options.full else 8
+    alone: list[float] = []
+    joined: list[float] = []
+    calls = elapsed_s = own_calls = own_s = 0.0
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        with first_served():
+            step = build_from(_mlp(), (), 0, "bench").step
+            for _ in range(rounds):
+                alone += _waiting_steps(step)
+                with background(f"{__name__}:train") as work:
+                    joined += _waiting_steps(step)
+                calls, elapsed_s = calls + work.calls, elapsed_s + work.elapsed_s
+                with background(f"{__name__}:train") as work:
+                    time.sleep(_ROUND_S)
+                own_calls, own_s = own_calls + work.calls, own_s + work.elapsed_s
+    finally:
+        os.sched_setaffinity(0, before)
+    note = f"{len(joined)} steps with and {len(alone)} without, alternately, on one core"
+    for bar, share, target in ((middle, 50, 1.05), (slowest, 99, 1.15)):
+        ratio = float(np.percentile(joined, share) / np.percentile(alone, share))
+        yield at_most(bar, ratio, target, "x", n=len(joined), detail=note)
+    gained = (calls / elapsed_s) / (own_calls / own_s) / 0.5
+    yield at_least(rate, gained, 0.7, "of the waits", n=rounds, detail=f"{calls:.0f} calls")
+
+
+def _mlp() -> tuple[object, ...]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)])
+    batch = torch.randn(64, 512), torch.randn(64, 512)
+    return model, batch, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 1e-4)
+
+
+def _waiting_steps(step: Callable[[], object]) -> list[float]:
+    """Return the seconds of steps, each of which is followed by an equally long wait."""
+    times, until = [], time.perf_counter() + _ROUND_S
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+        time.sleep(times[-1])
+    # The background process starts during the first half.
+    return times[len(times) // 2 :]
+
+
+_built: dict[str, Callable[[], object]] = {}
+
+
+def train() -> None:
+    """Train a step in the background process."""
+    if not _built:
+        torch.set_num_threads(1)
+        _built["step"] = build_from(_mlp(), (), 0, "bench").step
+    _built["step"]()
 
 
 # The functions below run in the process of a rank.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 
 from forked_ranks import run_ranks
 from slipstream.errors import CommunicationError, WorkloadError
+from slipstream.techniques.burst.background import background
 from slipstream.techniques.burst.technique import Burst
 from slipstream.workload.built import build_from
 
@@ -106,3 +109,15 @@ def test_what_bursts_cannot_run_is_refused(changed: Any, plan: str, problem: str
     for error in run_ranks(2, functools.partial(refused, Burst(2, plan=plan), changed)):
         assert isinstance(error, WorkloadError)
         assert problem in str(error)
+
+
+def test_background_work_runs_until_its_block_ends(tmp_path: Path) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.touch()
+    with background("shutil:copyfile", src=str(source), dst=str(copy)) as work:
+        while not copy.exists():
+            time.sleep(0.01)
+    assert work.calls >= 1
+    assert work.elapsed_s > 0
+    with pytest.raises(WorkloadError, match="'nothing'"), background("shutil:nothing"):
+        pass
