@@ -72,6 +72,12 @@ SHORT = {
 }  # fmt: skip
 # Commands that are not run here, with the reasons.
 NOT_RUN = {
+    "slipstream cluster aggregate serve --listen 127.0.0.1:4700": (
+        "until Ctrl-C; tests/cli/test_cli_aggregate.py runs it"
+    ),
+    "slipstream cluster aggregate bench --ranks 4 --lab 200mbit": (
+        "starts ranks; tests/engines/aggregation measures in a lab"
+    ),
     "slipstream netlab run --hosts 4 --rate 200mbit -- python train.py": (
         "needs root; tests/ranks/test_measured.py runs commands in a lab"
     ),
@@ -140,6 +146,7 @@ NOT_RUN = {
             "export person_detect.tflite --ram 64KiB -o fw/",
             "predict person_detect.tflite --target cortex-m4 --ram 40KiB --flash 512KiB",
             "verify fw/ --inputs 200",
+            "fit model.py:Net --calib inputs.npy --board stm32f446re --latency 50ms",
         )
     },
     **{
@@ -186,7 +193,9 @@ NOT_RUN = {
             "nas space model.py:make_workload",
             "search pareto nas.db",
             "nas export nas.py:net --study nas.db -o small.py",
-            "nas codesign codesign.py:task --hw edge --limit time<=1x",
+            "nas search kws.py:task --board stm32f446re --latency 100ms -o kws/",
+            "nas search examples/keyword_spotting.py:task --board stm32f446re --latency 60ms "
+            "-o kws/",
             "nas codesign examples/codesign.py:task --hw edge --limit time<=1x "
             "--limit area<=1x",
         )

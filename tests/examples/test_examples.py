@@ -44,7 +44,7 @@ FRAMEWORKS = {
 # A task for `slipstream mlperf train`.
 TASK = "time_to_quality.py"
 # Functions for other commands; these examples do not train as scripts.
-LIBRARIES = {"codesign.py", "loop_nests.py", "tree_lstm.py"}
+LIBRARIES = {"codesign.py", "keyword_spotting.py", "loop_nests.py", "tree_lstm.py"}
 
 SMALL = {"batch_size": 2, "width": 8}
 FUNCTIONS = (

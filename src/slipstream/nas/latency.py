@@ -35,12 +35,12 @@ def predict_latency(
     Raises:
         WorkloadError: an operator cannot be timed alone.
     """
-    known = durations or Durations()
+    durations = durations or Durations()
     chosen = need_supernet(net).config if config is None else net.space.checked(config)
     # The previous operator has just written the operands, and weights of small models stay cached.
     requests = [TimingRequest(call, warm=True) for call in calls_of(net, chosen)]
-    known.measure(requests)
-    timings = [known.lookup(request) for request in requests]
+    durations.measure(requests)
+    timings = [durations.lookup(request) for request in requests]
     failed = [r.call.name for r, timing in zip(requests, timings, strict=True) if timing is None]
     if failed:
         raise WorkloadError(
@@ -68,11 +68,11 @@ def call_of(subnet: Subnet, node: Node) -> Call | None:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return None
-    given = [
+    values = [
         args[n] if n < len(args) else kwargs.get(a.name, a.default_value)
         for n, a in enumerate(schema.arguments)
     ]
-    arguments = tuple(_argument(subnet, value) for value in given)
+    arguments = tuple(_argument(subnet, value) for value in values)
     tensor = node.meta["val"]
     outputs = (_spec(subnet, node),) if isinstance(tensor, torch.Tensor) else ()
     return Call(str(schema), arguments, outputs)

@@ -130,12 +130,14 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
         "time to derive the space over modelopt's": (1.0, "x"),
         "convolutions with searchable channels beyond modelopt's": (0.0, ""),
     }
-    wanted = [bar for bar in rows if options.wants(bar, 40)]
-    if not wanted:
+    requested = [bar for bar in rows if options.wants(bar, 40)]
+    if not requested:
         return
-    options.progress(wanted[0])
+    options.progress(requested[0])
     if importlib.util.find_spec("modelopt") is None:
-        yield from (not_judged(bar, rows[bar][1], f"{rows[bar][0]:g}", _NO_PEER) for bar in wanted)
+        yield from (
+            not_judged(bar, rows[bar][1], f"{rows[bar][0]:g}", _NO_PEER) for bar in requested
+        )
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -159,11 +161,11 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
             {"ours": lambda: derive_space(model, x), "modelopt": convert}, blocks=6, once=True
         )
     each = f"{1 / runs.median_s('ours'):,.0f} and {1 / runs.median_s('modelopt'):,.0f} per second"
-    if wanted[0] == next(iter(rows)):
-        yield runs.ratio("modelopt", "ours").at_least(wanted[0], 5.0, detail=each)
-    if list(rows)[1] in wanted:
+    if requested[0] == next(iter(rows)):
+        yield runs.ratio("modelopt", "ours").at_least(requested[0], 5.0, detail=each)
+    if list(rows)[1] in requested:
         yield deriving.ratio("ours", "modelopt").at_most(list(rows)[1], 1.0, detail=str(deriving))
-    if list(rows)[2] in wanted:
+    if list(rows)[2] in requested:
         layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)]
         ours = sum((f"{name}.weight", 0) not in net.space.reasons for name in layers)
         peers = {
