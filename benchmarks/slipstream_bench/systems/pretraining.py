@@ -161,10 +161,10 @@ def _ladder_rows(options: BenchOptions, name: str) -> Iterator[Bar]:
     yield at_most(f"{name}: error of a predicted rung, largest",
                   max(map(abs, errors.values())), 6.0, "%", n=len(errors), detail=shown,
                   data=errors)  # fmt: skip
-    measured = taken.ratio(_BASELINE, RUNGS[-1]).value
+    ratio, measured = predicted[RUNGS[-1]], taken.ratio(_BASELINE, RUNGS[-1]).value
     yield at_most(f"{name}: error of the predicted total",
-                  100 * abs(predicted[RUNGS[-1]] / measured - 1), 8.0, "%",
-                  detail=f"predicted {predicted[RUNGS[-1]]:.2f}x, measured {measured:.2f}x")  # fmt: skip
+                  100 * abs(ratio / measured - 1), 8.0, "%",
+                  detail=f"predicted {ratio:.2f}x, measured {measured:.2f}x")  # fmt: skip
 
 
 def _data_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -186,8 +186,11 @@ def _data_rows(options: BenchOptions) -> Iterator[Bar]:
                         child.call(f"{_HERE}:resident_bytes", folder=str(where), rank=rank)
                     )
             resident.append(statistics.median(sizes))
-        yield at_most(growth, 100 * (resident[1] / resident[0] - 1), 5.0, "%", n=4,
-                      detail=f"{resident[0] / 2**20:.0f} to {resident[1] / 2**20:.0f} MiB")  # fmt: skip
+        small, large = resident
+        yield at_most(
+            growth, 100 * (large / small - 1), 5.0, "%", n=4,
+            detail=f"{small / 2**20:.0f} to {large / 2**20:.0f} MiB",
+        )  # fmt: skip
         batches = _batches(ShardedTokens(Path(folder, "1")))
         loading = float(min(times_s(lambda: batches.batch(batches.numbers(3)), 20)))
         step = float(min(times_s(_built("mini", RUNGS[-1]).step, 3)))

@@ -31,7 +31,7 @@ _FLOW = (
     "profile", "explain", "predict", "apply", "prove", "advise", "batch", "devices", "report",
     "live", "lsp", "export", "import", "diff",
 )  # fmt: skip
-_ENGINES = ("cluster", "scale", "netlab", "control", "search", "storage")
+_ENGINES = ("cluster", "scale", "netlab", "plan", "pretrain", "control", "search", "storage")
 _TOOLS = (
     "ship", "hw", "xray", "loops", "synth", "nas", "stability", "hfuse", "serve", "mlperf",
     "measure", "results", "data", "dedup", "bench", "doctor", "demo",

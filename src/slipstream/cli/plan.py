@@ -1,0 +1,44 @@
+"""``slipstream plan``: how to pre-train an encoder, for how long and how much money."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli import _options as options
+from slipstream.cli._output import emit, note, progress
+
+Configuration = Annotated[
+    Path, typer.Argument(metavar="FILE.toml", help="Workload, phases, cluster and limits.")
+]
+
+
+def command(
+    file: Configuration,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN.slipgraph", help="The workload's step, if it is recorded."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Plan the pre-training of an encoder: techniques, devices, accumulation, time and money.
+
+    slipstream plan pretrain.toml
+    """
+    from slipstream.techniques.pretraining.training import PretrainingConfig
+    from slipstream.verbs.pretraining import plan_pretraining
+    from slipstream.verbs.profiling import profile
+    from slipstream.verbs.request import load_recording
+
+    config = PretrainingConfig.read(file)
+    with progress("plan") as report:
+        if recorded is not None:
+            graph = load_recording(recorded, note)
+        else:
+            graph = profile(config.workload, threads=1, report=report)
+        plan = plan_pretraining(config, graph, report)
+    emit(plan.table(), plan.to_json(), as_json=as_json)
+    if plan.chosen is None:
+        raise typer.Exit(1)

@@ -1,0 +1,34 @@
+"""``slipstream pretrain``: train an encoder on this machine's ranks, with checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slipstream.cli import _options as options
+from slipstream.cli._output import emit, progress
+from slipstream.cli.plan import Configuration
+
+
+def command(
+    file: Configuration,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the checkpoint of the output folder.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Pre-train an encoder on a sharded corpus; ranks that die are left out.
+
+    slipstream pretrain pretrain.toml --resume
+    """
+    from slipstream.tables import Column, Table
+    from slipstream.techniques.pretraining.training import PretrainingConfig, pretrain
+
+    config = PretrainingConfig.read(file)
+    with progress("pretrain") as report:
+        losses = pretrain(config, resume=resume, report=report)
+    names = ["updates", "first loss", "last loss", "output"]
+    row = [str(len(losses)), f"{losses[0]:.4f}", f"{losses[-1]:.4f}", config.output]
+    table = Table([Column(name, "right") for name in names], [row])
+    emit(table, {"losses": losses, "output": config.output}, as_json=as_json)
