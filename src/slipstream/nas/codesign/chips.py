@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from slipstream.hardware.layers import OPERANDS
 from slipstream.hardware.mapping import best_cost, cost
 from slipstream.hardware.space import SPACE, chips_of
 from slipstream.nas.codesign.layers import NetworkLayer, network_layers
+from slipstream.nas.codesign.space import HardwareSpace
 from slipstream.nas.supernet import Supernet
 from slipstream.schema import read
 from slipstream.tables import Field, Table
@@ -30,7 +31,7 @@ _Numbers = NDArray[np.float64]
 _CACHE_BYTES = 256 << 20
 
 
-class ChipSpace:
+class ChipSpace(HardwareSpace):
     """Chips that differ from a base in the values of some attributes.
 
     Costs are those of dense front ends: a scheduler that skips zeros is not simulated.
@@ -50,8 +51,7 @@ class ChipSpace:
         InvalidArgumentError: a value is invalid, or there are over 10 million chips.
     """
 
-    metrics: Mapping[str, str] = {"time": "ms", "energy": "mJ", "area": "mm2"}
-    """Metrics with their units."""
+    metrics: ClassVar = {"time": "ms", "energy": "mJ", "area": "mm2"}
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ChipSpace:
         batch: int = 1,
     ) -> None:
         self.base = base
-        self.values: Mapping[str, tuple[Any, ...]] = {n: tuple(values[n]) for n in values}
+        self.values = {name: tuple(options) for name, options in values.items()}
         self.item_bytes = as_integer("item_bytes", item_bytes)
         self.batch = as_integer("batch", batch)
         self.chips = chips_of(base, self.values)
@@ -87,29 +87,12 @@ class ChipSpace:
         values: Any = read(kind, table.pop("space", dict(SPACE)), "space", {})
         return cls(Accelerator.of(table, stem), values, **settings)
 
-    def __len__(self) -> int:
-        return len(self.chips.rows)
-
     def chip(self, point: int) -> Accelerator:
         """Return the description of a chip."""
         return _changed(self.base, self.at(point))
 
-    def at(self, point: int) -> dict[str, float]:
-        """Return the values of a chip by attribute."""
-        places = np.unravel_index(point, [len(options) for options in self.values.values()])
-        return {name: o[n] for (name, o), n in zip(self.values.items(), places, strict=True)}
-
-    def point(self, values: Mapping[str, float]) -> int:
-        """Return the number of the chip with these values."""
-        places = [options.index(values[name]) for name, options in self.values.items()]
-        return int(np.ravel_multi_index(places, [len(o) for o in self.values.values()]))
-
     def costs(self, net: Supernet, config: Mapping[str, int]) -> dict[str, _Numbers]:
-        """Return time (ms), energy (mJ) and area (mm2) of a sub-network, float64 [chips].
-
-        Raises:
-            WorkloadError: an operator cannot run on an accelerator.
-        """
+        """Return time (ms), energy (mJ) and area (mm2) of a sub-network, float64 [chips]."""
         return self.costs_of(network_layers(net, config, batch=self.batch))
 
     def costs_of(self, layers: Sequence[NetworkLayer]) -> dict[str, _Numbers]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from slipstream.graph import Call
 from slipstream.graph.traffic import is_view
 from slipstream.measure import time_function
 from slipstream.nas.codesign.layers import BatchSubnet
+from slipstream.nas.codesign.space import HardwareSpace
 from slipstream.nas.latency import call_of
 from slipstream.nas.supernet import Supernet
 from slipstream.nas.trace import op_name, owner_of
@@ -28,7 +29,7 @@ _DTYPES = ("float32", "bfloat16")
 _SAMPLES, _INNER = 25, 4
 
 
-class ProcessorSpace:
+class ProcessorSpace(HardwareSpace):
     """Settings of inference on this processor.
 
     The time of a network is the sum of its operators' durations, which are timed once per shape,
@@ -44,8 +45,7 @@ class ProcessorSpace:
         UnknownNameError: a dtype is neither float32 nor bfloat16.
     """
 
-    metrics: Mapping[str, str] = {"time": "ms", "latency": "ms"}
-    """Time per sample and per batch."""
+    metrics: ClassVar = {"time": "ms", "latency": "ms"}  # per sample and per batch
 
     def __init__(
         self,
@@ -66,45 +66,26 @@ class ProcessorSpace:
         for dtype in dtypes:
             if dtype not in _DTYPES:
                 raise UnknownNameError("dtype", dtype, _DTYPES)
-        self.values: Mapping[str, tuple[Any, ...]] = {
+        self.values = {
             "threads": tuple(threads), "dtype": tuple(dtypes), "batch": tuple(batches)
         }  # fmt: skip
         for name, options in self.values.items():
             if not options:
                 raise InvalidArgumentError(name, "has no values", remedy="for example (1,)")
-        self._points = [
-            dict(zip(self.values, point, strict=True))
-            for point in itertools.product(*self.values.values())
-        ]
         self._durations = durations or Durations()
         self._overhead: float | None = None
-
-    def __len__(self) -> int:
-        return len(self._points)
-
-    def at(self, point: int) -> dict[str, Any]:
-        """Return threads, dtype and batch of a point."""
-        return self._points[point]
-
-    def point(self, values: Mapping[str, Any]) -> int:
-        """Return the number of the point with these values."""
-        return self._points.index({name: values[name] for name in self.values})
 
     def costs(self, net: Supernet, config: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
         """Return time per sample and latency of a batch of a sub-network, in ms, float64 [points].
 
         Operators without a cached duration are timed first.
-
-        Raises:
-            WorkloadError: an operator cannot be timed alone.
         """
-        requests = [
-            [request for _, request in self._requests(net, config, point)] for point in self._points
-        ]
+        points = [self.at(point) for point in range(len(self))]
+        requests = [[r for _, r in self._requests(net, config, point)] for point in points]
         self._durations.measure(itertools.chain(*requests))
         overhead = self._overhead_ns(net)
         latency = np.array([sum(map(self._time_ns, o)) + len(o) * overhead for o in requests]) / 1e6
-        batches = np.array([point["batch"] for point in self._points], float)
+        batches = np.array([point["batch"] for point in points], float)
         return {"time": latency / batches, "latency": latency}
 
     def baseline(self, net: Supernet, config: Mapping[str, int]) -> dict[str, float]:
@@ -115,7 +96,7 @@ class ProcessorSpace:
         """Return the predicted time of each operator."""
         rows = [
             (name, self._time_ns(request) + self._overhead_ns(net))
-            for name, request in self._requests(net, config, self._points[point])
+            for name, request in self._requests(net, config, self.at(point))
         ]
         total = sum(time for _, time in rows)
         return Table.of(rows, [
@@ -128,7 +109,7 @@ class ProcessorSpace:
         self, net: Supernet, config: Mapping[str, int], point: int
     ) -> tuple[torch.nn.Module, torch.dtype, int]:
         """Return the network of a point as a plain module in its dtype, the dtype and the batch."""
-        values = self._points[point]
+        values = self.at(point)
         dtype = getattr(torch, values["dtype"])
         return net.export(config).to(dtype), dtype, values["batch"]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.nas.codesign.space import HardwareSpace
 from slipstream.nas.searching import calibrate
 from slipstream.nas.supernet import Supernet, need_supernet
 from slipstream.provenance import Provenance
@@ -23,33 +24,6 @@ from slipstream.search.metrics import SCORED, Limit, parse_limits
 from slipstream.tables import Column, Field, Table
 
 _Numbers = NDArray[np.float64]
-
-
-class HardwareSpace(Protocol):
-    """A finite space of hardware, whose points are numbered from 0.
-
-    Attributes:
-        metrics: metrics that `costs` returns, with their units.
-        values: values of each attribute.
-    """
-
-    metrics: Mapping[str, str]
-    values: Mapping[str, tuple[Any, ...]]
-
-    def costs(self, net: Supernet, config: Mapping[str, int]) -> dict[str, _Numbers]:
-        """Return each metric of a sub-network, float64 [points]."""
-
-    def baseline(self, net: Supernet, config: Mapping[str, int]) -> dict[str, float]:
-        """Return each metric of a sub-network on the base hardware."""
-
-    def at(self, point: int) -> dict[str, Any]:
-        """Return the values of a point by attribute."""
-
-    def point(self, values: Mapping[str, Any]) -> int:
-        """Return the number of the point with these values."""
-
-    def explain(self, net: Supernet, config: Mapping[str, int], point: int) -> Table:
-        """Return a table of the time of each operator of a sub-network on a point."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +58,6 @@ class Codesign:
         study: the study that proposes and stores candidates.
         limits: limits of the costs.
         exponents: exponent of each cost in the objective of the hardware.
-        points: number of points of the hardware.
         trainings: number of networks that were scored.
     """
 
@@ -98,7 +71,6 @@ class Codesign:
         self.net, self.hardware = net, hardware
         self.limits, self.exponents = tuple(limits), dict(exponents)
         self.study: Study
-        self.points = math.prod(map(len, hardware.values.values()))
         self.trainings = 0
         self._costs: dict[tuple[int, ...], dict[str, _Numbers]] = {}
         self._scores: dict[tuple[int, ...], float] = {}
@@ -118,27 +90,21 @@ class Codesign:
 
         Every network that was scored is paired with every point of the hardware within the limits.
         """
-        found: dict[tuple[int, ...], Pair] = {}
-        rows: list[tuple[Pair, NDArray[np.int64]]] = []
-        for trial in self.study.trials:
-            if trial.state in SCORED:
-                pair = self._pair(trial)
-                found.setdefault(tuple(pair.config.values()), pair)
-        points = []
-        for pair in found.values():
-            costs = self._costs_of(pair.config)
+        scores = {
+            tuple(trial.config[name] for name in self.net.space.choices): trial.values["score"]
+            for trial in self.study.trials
+            if trial.state in SCORED
+        }
+        pairs = []
+        for key, score in scores.items():
+            config: dict[str, Any] = dict(zip(self.net.space.choices, key, strict=True))
+            costs = self._costs_of(config)
             allowed = np.flatnonzero(_violation(costs, self.limits) == 0)
             allowed = allowed[np.argsort(_overall(costs)[allowed], kind="stable")]
             table = np.stack([costs[metric][allowed] for metric in self.exponents], axis=1)
-            best = _front(table)
-            rows.append((pair, allowed[best]))
-            points.append(np.column_stack([np.full(len(best), -pair.score), table[best]]))
-        if not points:
-            return []
-        owners = [(pair, int(point)) for pair, chosen in rows for point in chosen]
-        best = _front(np.concatenate(points))
-        pairs = [self.pair(owners[n][0].config, owners[n][1], owners[n][0].score) for n in best]
-        return sorted(pairs, key=lambda pair: -pair.score)
+            pairs += [self.pair(config, int(n), score) for n in allowed[_front(table)]]
+        points = [[-p.score, *(p.costs[metric] for metric in self.exponents)] for p in pairs]
+        return [pairs[n] for n in _front(np.array(points))] if points else []
 
     def pair(self, config: Mapping[str, int], point: int, score: float) -> Pair:
         """Return a network on a point of the hardware with its costs."""
@@ -194,7 +160,7 @@ class Codesign:
                 for name in self.hardware.values
             ),
         ]
-        note = f"networks scored: {self.trainings}; hardware of each: {self.points:,} points"
+        note = f"networks scored: {self.trainings}; hardware of each: {len(self.hardware):,} points"
         return Table.of(pairs, fields, "Pareto-optimal pairs of network and hardware", [note])
 
     def _costs_of(self, config: Mapping[str, int]) -> dict[str, _Numbers]:
