@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from slipstream.hardware import (
     accelerate,
 )
 from slipstream.hardware.mapping import cost
-from slipstream.hardware.predict import sensitivity
+from slipstream.hardware.predict import energy_pj, sensitivity
 from slipstream.hardware.rtl import cosimulate, write_rtl
 from slipstream.hardware.space import products_of, sweep_space
 from slipstream.workload import build_from
@@ -220,6 +220,22 @@ def test_a_sweep_gives_each_chip_the_cost_it_has_alone() -> None:
         sweep_space(graph, CHIP, {"rows": many, "tiles": many, "lanes": many, "columns": many})
 
 
+@pytest.mark.parametrize("kind", ["lookahead", "ideal"])
+def test_a_sweep_with_zeros_simulates_each_chip(kind: Literal["lookahead", "ideal"]) -> None:
+    graph, chip = recorded()[0], replace(CHIP, frontend=FrontEnd(kind))
+    space = {"tiles": [1, 4], "rows": [2, 4], "columns": [2, 3], "lanes": [8, 16]}
+    found = sweep_space(graph, chip, space, zeros=True)
+    assert (found.time_ns < sweep_space(graph, chip, space).time_ns).any()
+    for number in range(len(found.time_ns)):
+        size = {name: int(getattr(found.chips, name)[number]) for name in space}
+        step = accelerate(graph, replace(chip, array=Array(**size)))
+        passes = [cost for layer in step.layers for cost in layer.passes]
+        assert found.time_ns[number] == pytest.approx(sum(cost.time_ns for cost in passes))
+        assert found.energy_pj[number] == pytest.approx(sum(energy_pj(step)))
+    with pytest.raises(InvalidArgumentError, match="no masks were recorded"):
+        sweep_space(captured("mlp"), chip, space, zeros=True)
+
+
 def test_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +256,7 @@ def test_the_command_line(
     assert device["step_ns"] == pytest.approx(step["step_ns"], rel=1e-6)
     (tmp_path / "space.json").write_text('{"tiles": [4, 8]}')
     assert run("hw", "sweep", "run.slipgraph", "--space", "space.json")["chips"] == 2
+    assert run("hw", "sweep", "run.slipgraph", "--space", "space.json", "--zeros")["chips"] == 2
     files = run("hw", "rtl", "--out", "rtl", "--vectors", "100")
     assert [Path(file["file"]).exists() for file in files] == [True] * 3
 

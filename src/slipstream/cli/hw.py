@@ -85,9 +85,15 @@ def sweep(
         Path | None,
         typer.Option(metavar="FILE.json", help='Values by attribute, such as {"tiles": [4, 8]}.'),
     ] = None,
+    zeros: Annotated[
+        bool,
+        typer.Option(
+            "--zeros", help="Skip the recorded zeros, with the front end of --hw on every chip."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict the layers of a recorded step on every chip of a space, with dense front ends.
+    """Predict the layers of a recorded step on every chip of a space.
 
     slipstream hw sweep run.slipgraph
     """
@@ -98,7 +104,7 @@ def sweep(
     from slipstream.tables import Table
 
     graph, chip = load(recording), Accelerator.load(hw)
-    found = sweep_space(graph, chip, SPACE if space is None else _space(space))
+    found = sweep_space(graph, chip, SPACE if space is None else _space(space), zeros=zeros)
     rows = found.fastest()
     payload = {
         "accelerator": chip.name,

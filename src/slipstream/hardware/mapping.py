@@ -99,6 +99,10 @@ class Cost:
     dram_bytes: _Numbers
     onchip_bytes: _Numbers
 
+    def at(self, member: NDArray[np.int64]) -> Cost:
+        """Return the costs of some chips, by number."""
+        return Cost(*(column[member] for column in vars(self).values()))
+
     def time_ns(self, chips: Chips) -> _Numbers:
         """Return the time of the slower of computation and DRAM."""
         compute = self.cycles / chips.clock_hz
@@ -186,11 +190,12 @@ def cost(
         onchip = onchip + reads * item_bytes
     result = int(np.prod(shape.shapes[result_of(which)])) * item_bytes
     macs = np.full(len(cycles), float(shape.macs))
-    dram = _dram_bytes(shape, which, chips, item_bytes)
+    dram = dram_bytes(shape, which, chips, item_bytes)
     return Cost(cycles, job_cycles, macs, dram, onchip + result)
 
 
-def _dram_bytes(shape: LayerShape, which: Pass, chips: Chips, item_bytes: int) -> _Numbers:
+def dram_bytes(shape: LayerShape, which: Pass, chips: Chips, item_bytes: int) -> _Numbers:
+    """Return the bytes that a pass reads from DRAM and writes to it, float64 [chips]."""
     sizes = {name: int(np.prod(size)) * item_bytes for name, size in shape.shapes.items()}
     resident, streamed = sorted(sizes[name] for name in OPERANDS[which])
     # Parts of the smaller operand fill half of the memory; the other one is read for each.
@@ -211,13 +216,12 @@ def best_cost(
         arrays: result of `Chips.arrays`.
     """
     few, member = arrays
-    dram = _dram_bytes(shape, which, chips, item_bytes)
+    dram = dram_bytes(shape, which, chips, item_bytes)
     time: _Numbers | None = None
     energy = np.zeros(0)
     for operand in OPERANDS[which]:
-        columns = vars(cost(shape, which, few, item_bytes=item_bytes, operand=operand))
-        whole = Cost(**{name: column[member] for name, column in columns.items()})
-        whole = replace(whole, dram_bytes=dram)
+        own = cost(shape, which, few, item_bytes=item_bytes, operand=operand)
+        whole = replace(own.at(member), dram_bytes=dram)
         lanes, memories = whole.energy_pj(chips, scheduled=False)
         own_time, own_energy = whole.time_ns(chips), lanes + memories
         if time is None:

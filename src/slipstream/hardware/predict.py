@@ -30,7 +30,7 @@ _BATCH_NORMS = (
 )
 _SMOOTH = ("aten::gelu", "aten::silu", "aten::sigmoid", "aten::tanh", "aten::elu", "aten::softplus")
 _BIAS = "aten::add_"
-_RECORD = "slipstream profile WORKLOAD --record sparsity -o run.slipgraph"
+RECORD = "slipstream profile WORKLOAD --record sparsity -o run.slipgraph"
 # Fewer zeros than this do not speed up a pass noticeably.
 _FEW_ZEROS = 0.02
 
@@ -94,7 +94,7 @@ def accelerate(graph: Graph, chip: Accelerator) -> AcceleratorStep:
         raise InvalidArgumentError("accelerator", "the step has no convolution or linear layer")
     edits = Editor(graph, chip.name), Editor(graph, f"{chip.name}, dense")
     layers, covered = [], []
-    for (match, shape), (masks, nans) in zip(found, _masks(graph, found), strict=True):
+    for (match, shape), (masks, nans) in zip(found, recorded_masks(graph, found), strict=True):
         passes: list[PassCost] = []
         for task, run in tasks_of_layer(graph, match):
             costs = [
@@ -123,7 +123,7 @@ def accelerate(graph: Graph, chip: Accelerator) -> AcceleratorStep:
     return AcceleratorStep(chip, own, dense, tuple(layers), float(vector_ns.sum()), notes)
 
 
-def _masks(
+def recorded_masks(
     graph: Graph, found: Iterable[tuple[Match, LayerShape]]
 ) -> Iterator[tuple[dict[Operand, NDArray[np.bool_]], int]]:
     """Yield the masks of each layer in the form of its shape, and the number of NaNs."""
@@ -211,7 +211,7 @@ def _notes(graph: Graph, layers: list[LayerCost], uncalled: NDArray[np.int64]) -
     if kept_ns := float(graph.tasks.duration_ns[uncalled].sum()):
         yield f"tasks without an operator keep the host's time: {format_duration(kept_ns)}"
     if not graph.statistics.masks:
-        yield f"no masks were recorded, so every layer is dense; record them: {_RECORD}"
+        yield f"no masks were recorded, so every layer is dense; record them: {RECORD}"
     elif bare := [x.module for x in layers if all(cost.scheduled is None for cost in x.passes)]:
         yield f"{len(bare)} layers without masks are dense: {', '.join(bare[:3])}"
     if nans := sum(layer.nans for layer in layers):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.hardware.accelerator import Accelerator
+from slipstream.hardware.accelerator import Accelerator, Array
 from slipstream.hardware.kernels import stream_cycles
 from slipstream.hardware.layers import OPERANDS, LayerShape, Operand, Pass, streams
 from slipstream.hardware.mapping import Chips, Cost, cost, makespan
@@ -72,14 +72,7 @@ def simulate_pass(
     Raises:
         InvalidArgumentError: a mask has another shape than its operand.
     """
-    for operand, size in shape.shapes.items():
-        if operand in masks and masks[operand].shape != size:
-            what = f"the {operand} has shape {masks[operand].shape}, not {size}"
-            raise InvalidArgumentError("masks", what)
-    zeros = {
-        operand: 1.0 - float(masks[operand].mean()) for operand in OPERANDS[which]
-        if operand in masks and masks[operand].size
-    }  # fmt: skip
+    zeros = _zeros(shape, which, masks)
     chips = Chips.of(chip)
     scheduled = max(zeros, key=zeros.__getitem__, default=None)
     operand = scheduled or OPERANDS[which][0]
@@ -101,6 +94,54 @@ def simulate_pass(
     )  # fmt: skip
 
 
+def _zeros(shape: LayerShape, which: Pass, masks: Masks) -> dict[Operand, float]:
+    """Return the share of zeros of each operand of a pass that has a mask."""
+    for operand, size in shape.shapes.items():
+        if operand in masks and masks[operand].shape != size:
+            what = f"the {operand} has shape {masks[operand].shape}, not {size}"
+            raise InvalidArgumentError("masks", what)
+    return {
+        operand: 1.0 - float(masks[operand].mean()) for operand in OPERANDS[which]
+        if operand in masks and masks[operand].size
+    }  # fmt: skip
+
+
+def simulate_arrays(
+    shape: LayerShape, which: Pass, masks: Masks, chip: Accelerator, arrays: Chips, *,
+    item_bytes: int = 4,
+) -> Cost:  # fmt: skip
+    """Return the costs of a pass on many arrays with the front end of `chip`, float64 [arrays].
+
+    Streams are simulated once per number of rows and lanes.
+
+    Raises:
+        InvalidArgumentError: see `simulate_pass`; or a front end does not fit the rows or lanes.
+    """
+    zeros = _zeros(shape, which, masks)
+    operand = max(zeros, key=zeros.__getitem__, default=OPERANDS[which][0])
+    found = cost(shape, which, arrays, item_bytes=item_bytes, operand=operand)
+    if not zeros or chip.frontend.kind == "dense":
+        return found
+    own = np.zeros((3, len(arrays.rows)))
+    parts: dict[tuple[int, int], list[tuple[NDArray[np.int64], int]]] = {}
+    sizes = zip(arrays.tiles, arrays.rows, arrays.columns, arrays.lanes, strict=True)
+    for number, size in enumerate(sizes):
+        tiles, rows, columns, lanes = map(int, size)
+        array = Array(tiles, rows, columns, lanes)
+        if (rows, lanes) not in parts:
+            made = streams(shape, which, operand, masks[operand], lanes, rows)
+            parts[rows, lanes] = [
+                (stream_cycles(chip.frontend, lanes, part), part.columns) for part in made
+            ]
+        totals = _Totals()
+        for cycles, results in parts[rows, lanes]:
+            ideal = chip.frontend.kind == "ideal"
+            counted = -(-cycles[:, 2] // lanes) if ideal else cycles[:, 0]
+            totals.add(counted, cycles[:, 1].sum(), results, array)
+        own[:, number] = totals.cycles, totals.job_cycles, totals.macs
+    return replace(found, cycles=own[0], job_cycles=own[1], macs=own[2])
+
+
 def simulate_layer(
     shape: LayerShape, masks: Masks, chip: Accelerator, *, backward: bool = True,
     item_bytes: int = 4,
@@ -120,12 +161,10 @@ class _Totals:
     job_cycles: float = 0.0
     macs: float = 0.0
 
-    def add(
-        self, cycles: NDArray[np.int64], nonzeros: int, columns: int, chip: Accelerator
-    ) -> None:
+    def add(self, cycles: NDArray[np.int64], nonzeros: int, columns: int, array: Array) -> None:
         """Add a part with these cycles per group."""
-        repeats = -(-columns // chip.array.columns)
-        self.cycles += makespan(cycles, repeats, chip.array.tiles)
+        repeats = -(-columns // array.columns)
+        self.cycles += makespan(cycles, repeats, array.tiles)
         self.job_cycles += float(cycles.sum()) * repeats
         self.macs += float(nonzeros) * columns
 
@@ -140,9 +179,9 @@ def _simulated(
     for part, full in zip(made, _structural(shape, which, operand, chip), strict=True):
         found = stream_cycles(chip.frontend, lanes, part)
         every = np.tile(full, (len(found) // len(full), 1))
-        dense.add(every[:, 0], every[:, 1].sum(), part.columns, chip)
-        own.add(found[:, 0], found[:, 1].sum(), part.columns, chip)
-        ideal.add(-(-found[:, 2] // lanes), found[:, 1].sum(), part.columns, chip)
+        dense.add(every[:, 0], every[:, 1].sum(), part.columns, chip.array)
+        own.add(found[:, 0], found[:, 1].sum(), part.columns, chip.array)
+        ideal.add(-(-found[:, 2] // lanes), found[:, 1].sum(), part.columns, chip.array)
     return dense, ideal if chip.frontend.kind == "ideal" else own, ideal.cycles
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Graph
 from slipstream.hardware.accelerator import Accelerator
 from slipstream.hardware.layers import LayerShape, Pass, layers_of
-from slipstream.hardware.mapping import Chips, sweep
-from slipstream.hardware.predict import item_bytes, tasks_of_layer
+from slipstream.hardware.mapping import Chips, dram_bytes, sweep
+from slipstream.hardware.predict import RECORD, item_bytes, recorded_masks, tasks_of_layer
+from slipstream.hardware.simulate import simulate_arrays
 
 _MAX_CHIPS = 10_000_000
 SPACE: Mapping[str, Sequence[float]] = {
@@ -33,7 +34,7 @@ SPACE: Mapping[str, Sequence[float]] = {
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The matrix products of a step on many chips, with dense front ends.
+    """The matrix products of a step on many chips.
 
     Attributes:
         chips: the chips.
@@ -74,17 +75,49 @@ def products_of(graph: Graph) -> Counter[tuple[LayerShape, Pass, int]]:
 
 
 def sweep_space(
-    graph: Graph, chip: Accelerator, space: Mapping[str, Sequence[float]] = SPACE
+    graph: Graph,
+    chip: Accelerator,
+    space: Mapping[str, Sequence[float]] = SPACE,
+    *,
+    zeros: bool = False,
 ) -> Sweep:
     """Return the step on all combinations of the values in `space`; the others are those of `chip`.
+
+    Args:
+        zeros: whether the front end of `chip` skips the zeros of the recorded masks; otherwise
+            front ends are dense.
 
     Raises:
         UnknownNameError: `space` has another name than the attributes of `Chips`.
         InvalidArgumentError: a value is not above 0, there are over 10 million chips, or the step
-            has no layer.
+            has no layer; with `zeros`, no masks were recorded.
     """
     chips = chips_of(chip, space)
+    if zeros:
+        return Sweep(chips, *_sweep_zeros(graph, chip, chips))
     return Sweep(chips, *sweep(products_of(graph), chips))
+
+
+def _sweep_zeros(
+    graph: Graph, chip: Accelerator, chips: Chips
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the time (ns) and energy (pJ) with the recorded zeros, float64 [chips]."""
+    products_of(graph)
+    if not graph.statistics.masks:
+        raise InvalidArgumentError("graph", "no masks were recorded", remedy=RECORD)
+    found = layers_of(graph)
+    few, member = chips.arrays()
+    time, energy = np.zeros(len(chips.rows)), np.zeros(len(chips.rows))
+    scheduled = chip.frontend.kind == "lookahead"
+    for (match, shape), (masks, _) in zip(found, recorded_masks(graph, found), strict=True):
+        size = item_bytes(match)
+        for which in (w for _, passes in tasks_of_layer(graph, match) for w in passes):
+            own = simulate_arrays(shape, which, masks, chip, few, item_bytes=size)
+            whole = replace(own.at(member), dram_bytes=dram_bytes(shape, which, chips, size))
+            time += whole.time_ns(chips)
+            lanes, memories = whole.energy_pj(chips, scheduled=scheduled)
+            energy += lanes + memories
+    return time, energy
 
 
 def chips_of(chip: Accelerator, space: Mapping[str, Sequence[float]]) -> Chips:
