@@ -21,6 +21,7 @@ from slipstream.surgery.fx import trace_of
 from slipstream.technique import Context
 from slipstream.techniques.rewrite import rules
 from slipstream.techniques.rewrite.expression import Constant, Expression, Instruction, Ref
+from slipstream.techniques.rewrite.regions import Pattern
 from slipstream.techniques.rewrite.rules import Rule, RuleStore, find_rules, use_rules
 from slipstream.techniques.rewrite.search import Enumeration
 from slipstream.techniques.rewrite.technique import Rewrite
@@ -246,3 +247,12 @@ def test_apply_rewrites_a_workload_and_restores_one_that_differs(stored: RuleSto
     tmp.save([])
     with pytest.raises(WorkloadError, match="computes something else"):
         build(clumsy, Rewrite())
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("meta", 0)])
+def test_rules_are_only_for_tensors_on_the_cpu(device: str, count: int) -> None:
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = torch.empty(2, 3, device=device)
+    specs = rules._specs(Pattern(SOFTMAX, (node,), node))
+    assert len(specs or ()) == count

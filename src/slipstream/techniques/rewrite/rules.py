@@ -217,8 +217,12 @@ def _distinct(traced: fx.TracedGraph, steps: Sequence[Step]) -> list[tuple[Rule,
 
 
 def _specs(pattern: Pattern) -> tuple[TensorSpec, ...] | None:
+    """Return the specs of the inputs; None if one has symbolic sizes or is on another device.
+
+    Rules are timed and checked on the CPU.
+    """
     specs = [fx.spec_of(node.meta.get("val")) for node in pattern.reads]
-    concrete = tuple(spec for spec in specs if spec is not None)
+    concrete = tuple(spec for spec in specs if spec is not None and spec.device == "cpu")
     return concrete if len(concrete) == len(specs) else None
 
 
@@ -302,9 +306,6 @@ class Replaced(nn.Module):
     def __init__(self, expression: Expression, result: torch.Tensor) -> None:
         super().__init__()
         self.expression, self._shape = expression, tuple(result.shape)
-
-    def extra_repr(self) -> str:
-        return self.expression.source
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor]:
         return (self.expression.run(inputs).reshape(self._shape).contiguous(),)

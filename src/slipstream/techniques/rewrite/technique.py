@@ -160,16 +160,17 @@ def _matches(graph: Graph, rules: tuple[Rule, ...]) -> tuple[Match, ...]:
     taken: set[int] = set()
     found = []
     for rows, root, members in sorted(matches_of(steps, by_rows), key=lambda m: -len(m[2])):
-        if taken & members:
+        last = flow.call(tasks[root])
+        assert last is not None
+        if taken & members or last.outputs[0].device != "cpu":
             continue
         taken |= members
         computing = [tasks[n] for n in members]
         inner = [task for task in computing if task != tasks[root]]
         forward = sorted({*computing, *(view for task in inner for view in flow.views_of[task])})
         backward = sorted({back for task in forward for back in flow.backward[task]})
-        first, last = flow.call(forward[0]), flow.call(tasks[root])
+        first = flow.call(forward[0])
         assert first is not None
-        assert last is not None
         module = graph.task(tasks[root]).module.partition(".")[2]
         found.append(
             Match(
