@@ -96,8 +96,8 @@ def test_training_has_the_losses_of_gloo(server: AggregationServer) -> None:
     gloo = run_ranks(3, lambda rank: train(rank, 12, lambda model: None))
     assert equal_weights(ours)
     assert all(result["ring"] is None and result["buckets"] > 12 for result in ours)
-    for one, other in zip(ours, gloo, strict=True):
-        assert one["losses"] == pytest.approx(other["losses"], rel=1e-6)
+    for result, reference in zip(ours, gloo, strict=True):
+        assert result["losses"] == pytest.approx(reference["losses"], rel=1e-6)
 
 
 def test_bfloat16_gradients_are_summed_in_float32(server: AggregationServer) -> None:

@@ -130,11 +130,11 @@ def test_a_tree_of_aggregators_sums_racks_then_their_sums() -> None:
 
 def test_a_vector_may_be_split_between_aggregators() -> None:
     size = 10_001
-    with AggregationServer() as one, AggregationServer(token=one.token) as two:
+    with AggregationServer() as first, AggregationServer(token=first.token) as second:
         done = []
 
         def run(rank: int) -> None:
-            member = JobMember([one.address, two.address], "job", rank, 2, one.token)
+            member = JobMember([first.address, second.address], "job", rank, 2, first.token)
             out = torch.empty(size)
             member.sum(vector_of(rank, size), out)
             done.append(torch.equal(out, sum_in_order((0, 1), size, torch.float32)))
@@ -146,7 +146,7 @@ def test_a_vector_may_be_split_between_aggregators() -> None:
         for thread in threads:
             thread.join(PATIENT_S)
         assert done == [True, True]
-        assert one.counts()["summed"] > 0 < two.counts()["summed"]
+        assert first.counts()["summed"] > 0 < second.counts()["summed"]
 
 
 def test_not_a_number_reaches_all_ranks() -> None:

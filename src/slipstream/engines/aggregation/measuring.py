@@ -27,7 +27,7 @@ _CALL_S = 120.0
 
 @dataclass(frozen=True)
 class AllReduceComparison:
-    """Times of all-reduces of the same tensor, measured in turns.
+    """Times of all-reduces of the same tensor, measured alternately.
 
     Attributes:
         ranks, nbytes: number of ranks, and size of the tensor.
@@ -88,7 +88,7 @@ def compare_all_reduce(
     blocks: int = 9,
     progress: Callable[[str], None] = lambda line: None,
 ) -> AllReduceComparison:
-    """Time all-reduces of float32 through an aggregator and with gloo, in turns.
+    """Time all-reduces of float32 through an aggregator and with gloo, alternately.
 
     Args:
         ranks: number of processes.

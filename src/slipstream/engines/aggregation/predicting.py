@@ -100,7 +100,7 @@ class FabricPrediction:
 
     def gains(self, measure: Callable[[FabricOutcome], float]) -> _Floats:
         """Return the ring's value over the tree's, float64 [seeds]."""
-        ring, tree = ([measure(one) for one in self.outcomes[way]] for way in WAYS)
+        ring, tree = ([measure(outcome) for outcome in self.outcomes[way]] for way in WAYS)
         return np.asarray(np.array(ring) / np.maximum(np.array(tree), 1e-9), np.float64)
 
     def to_json(self) -> dict[str, Any]:

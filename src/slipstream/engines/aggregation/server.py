@@ -194,9 +194,9 @@ class AggregationServer:
             job, member = self._admit(lines)
             lines.send(**self._answer(job, member))
             lines.connection.settimeout(None)
-            said = lines.receive()
-            if said is None or not said.get("bye"):
-                self._report_left(job, member, said or {})
+            last = lines.receive() or {}
+            if not last.get("bye"):
+                self._report_left(job, member, last)
         except _RefusedError as error:
             lines.try_send(**error.message)
         except OSError:
@@ -209,11 +209,11 @@ class AggregationServer:
                     self._leave(job, member)
             lines.close()
 
-    def _report_left(self, job: _Job, member: tuple[int, ...], said: dict[str, Any]) -> None:
+    def _report_left(self, job: _Job, member: tuple[int, ...], last: dict[str, Any]) -> None:
         """Tell all others of the job that a member left it, and its error if it sent one."""
-        message = {"error": said["error"]} if _is_error(said) else {"left": list(member)}
-        if isinstance(said.get("left"), list):  # by an aggregator below
-            message = {"left": [int(rank) for rank in said["left"] if isinstance(rank, int)]}
+        message = {"error": last["error"]} if _is_error(last) else {"left": list(member)}
+        if isinstance(last.get("left"), list):  # by an aggregator below
+            message = {"left": [int(rank) for rank in last["left"] if isinstance(rank, int)]}
         with self._changed:
             job.tell(**message)
             if job.parent is not None:
@@ -245,8 +245,7 @@ class AggregationServer:
                         admission=True,
                     )
                 job = self._jobs[name] = _Job(name, world, slots, payload)
-            known = job.ranks()
-            if taken := sorted(set(known) & set(member)):
+            if taken := sorted(set(job.ranks()) & set(member)):
                 raise _RefusedError(
                     f"rank {taken[0]} of job '{name}' has joined already",
                     "give every process its own rank, and every run its own job name",
@@ -318,12 +317,12 @@ class AggregationServer:
             threading.Thread(target=self._follow, args=(job, job.parent), daemon=True).start()
         keys = [secrets.randbits(64) for _ in members]
         with self._changed:
-            status = self._native.call(
+            taken = any(other.number == number for other in self._jobs.values())
+            if taken or self._native.call(
                 "add", number, len(members), job.slots, job.payload,
                 (ctypes.c_uint64 * len(keys))(*keys), above or None, len(above), above_member,
                 above_key,
-            )  # fmt: skip
-            if status or any(other.number == number for other in self._jobs.values()):
+            ):  # fmt: skip
                 raise _RefusedError(f"{job.slots} slots of {job.payload} bytes are not possible")
             job.number = number
             for at, (member, key) in enumerate(zip(members, keys, strict=True)):
@@ -355,20 +354,20 @@ class AggregationServer:
 
 def _mismatch(job: _Job, found: Any) -> dict[str, Any]:
     groups = job.answers[next(iter(job.answers))]["groups"]
-    one, other = groups[found.member], groups[found.other]
+    ranks, other = groups[found.member], groups[found.other]
     reason = (
         f"{found.values:,} values, but rank {other[0]} {found.other_values:,}"
         if found.same_dtype or found.values != found.other_values
         else f"another dtype than rank {other[0]}"
     )
     return {
-        "what": f"rank {one[0]} of job '{job.name}' sums {reason}; nothing was summed",
-        "ranks": one, "remedy": "sum equal tensors in the same order on all ranks",
+        "what": f"rank {ranks[0]} of job '{job.name}' sums {reason}; nothing was summed",
+        "ranks": ranks, "remedy": "sum equal tensors in the same order on all ranks",
     }  # fmt: skip
 
 
-def _is_error(said: Mapping[str, Any]) -> bool:
-    error = said.get("error")
+def _is_error(message: Mapping[str, Any]) -> bool:
+    error = message.get("error")
     return (
         isinstance(error, dict)
         and isinstance(error.get("what"), str)
