@@ -96,7 +96,7 @@ def training(
         optimizer.zero_grad()
         loss = cross_entropy(model(pixels[chosen]), labels[chosen])
         began = time.perf_counter()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         times.append(time.perf_counter() - began)
         optimizer.step()
         losses.append(float(loss.detach()))

@@ -1,8 +1,8 @@
 """`attach`: gradients of a ``DistributedDataParallel`` model are summed by an aggregator.
 
-If the aggregator ends during training, all ranks continue with gloo's ring in the same bucket. A rank
-may have the sum of a bucket that others have not: it then sends it to them, so that all ranks use
-the same bits. No rank can be further ahead, since the next bucket's sum needs everyone's data.
+If the aggregator ends during training, all ranks continue with gloo's ring in the same bucket. If
+some ranks have that bucket's sum already, they send it to the others, so that all use the same
+bits. No rank can be further ahead, since the next bucket's sum needs data of all ranks.
 """
 
 from __future__ import annotations
