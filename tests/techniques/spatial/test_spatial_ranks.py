@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from forked_ranks import run_ranks
+from model_uses import check_uses
 from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
 from slipstream.ranks.group import process_group
 from slipstream.technique import parse
@@ -218,6 +219,25 @@ def test_batch_norm_groups_normalise_the_samples_of_their_ranks() -> None:
         ours = torch.cat([found[2 * group][0], found[2 * group + 1][0]])
         torch.testing.assert_close(ours, expected.detach(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found[2 * group][1], layer.running_var, rtol=1e-5, atol=1e-6)
+
+
+def used(kind: str, rank: int) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        model = NETS["3x3"]()
+        if kind == "groups":
+            return group_batch_norm(model, 2)
+        return partition(model, images(), 2, 1)
+
+    # DDP is tested above; pickling is refused, and batch norm takes batches only.
+    check_uses(make, images(), except_=("DDP", "pickle", "unbatched", "torch.compile"))
+
+
+@pytest.mark.parametrize("kind", ["tiles", "groups"])
+def test_changed_models_bear_common_uses(kind: str) -> None:
+    for error in run_ranks(2, functools.partial(used, kind)):
+        if error is not None:
+            raise error
 
 
 def score(model: nn.Module, indices: Sequence[int]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.ranks.group import ProcessGroup, process_group
 from slipstream.surgery.check import difference, outputs_of
-from slipstream.techniques.spatial.tiles import Tiles, sum_over
+from slipstream.techniques.spatial.tiles import RankSum, Tiles
 from slipstream.techniques.spatial.window import Window
 
 Size = tuple[int, int]
@@ -168,11 +168,11 @@ class TiledBatchNorm2d(_Tiled, nn.BatchNorm2d):
 
 
 class _Grouped(nn.Module):
-    ranks: ProcessGroup
+    ranks: RankSum
 
     def forward(self, x: torch.Tensor) -> Any:
         if _uses_batch(self):
-            return normalised(self, x, lambda part: sum_over(part, self.ranks))
+            return normalised(self, x, self.ranks.sum)
         return super().forward(x)
 
 
@@ -226,7 +226,7 @@ def group_batch_norm(model: nn.Module, ranks: int, group: Any = None) -> nn.Modu
         )  # fmt: skip
     members = dist.get_process_group_ranks(group)
     parts = [dist.new_group(members[at : at + ranks]) for at in range(0, whole.size, ranks)]
-    own = ProcessGroup(parts[whole.rank // ranks], name="batch_norm")
+    own = RankSum(ProcessGroup(parts[whole.rank // ranks], name="batch_norm"))
     layers = [layer for layer in model.modules() if type(layer) in _GROUPED]
     if not layers:
         raise WorkloadError("the model has no batch norm", remedy="remove batch_norm_groups")
@@ -262,7 +262,13 @@ def partition(
         if (reason := _why_whole(layer)) is not None:
             raise WorkloadError(f"layer '{name}' cannot compute tiles: {reason}")
     classes = {layer: type(layer) for layer in layers.values()}
-    (before,) = outputs_of(model, lambda: model(example))
+
+    def outputs() -> list[Any]:
+        # Rounding to 16 bits would exceed the tolerance of the comparison.
+        with torch.autocast("cpu", enabled=False):
+            return outputs_of(model, lambda: model(example))
+
+    (before,) = outputs()
     for layer in layers.values():
         layer.__class__ = _TILED[type(layer)]
         layer.tiles, layer.sizes, layer.calls = tiles, [], 0
@@ -273,7 +279,7 @@ def partition(
     ]
     try:
         # Recording the sizes of layers calls the model again.
-        *_, after = outputs_of(model, lambda: model(example))
+        *_, after = outputs()
         wrong = difference(before, after)
     except Exception:
         wrong = "failed"

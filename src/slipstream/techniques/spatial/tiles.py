@@ -19,7 +19,28 @@ from slipstream.ranks.group import ProcessGroup, process_group
 from slipstream.techniques.spatial.window import Spans, Window, overlap, spans
 
 
-class Tiles:
+class RankSum:
+    """Sums over the ranks of a process group; part of a model's layers."""
+
+    def __init__(self, ranks: ProcessGroup) -> None:
+        self.ranks = ranks
+
+    def __deepcopy__(self, memo: Any) -> RankSum:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "the model cannot be pickled: its layers communicate in a process group",
+            remedy="save model.state_dict(), which is that of the original model",
+        )
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks; its gradient is summed too."""
+        total: torch.Tensor = _Sum.apply(x, self.ranks)
+        return total
+
+
+class Tiles(RankSum):
     """A grid of ranks that share every image, row by row.
 
     Args:
@@ -33,7 +54,7 @@ class Tiles:
 
     def __init__(self, rows: int, columns: int, group: Any = None) -> None:
         self.shape = as_integer("rows", rows), as_integer("columns", columns)
-        self.ranks: ProcessGroup = process_group(group)
+        super().__init__(process_group(group))
         if rows * columns != self.ranks.size:
             raise InvalidArgumentError(
                 "rows", f"{rows} x {columns} tiles are not the group's {self.ranks.size} ranks",
@@ -44,15 +65,6 @@ class Tiles:
         self.whole = False
         # Sizes of the outputs of layers that end the tiles.
         self.ended: list[tuple[int, int]] = []
-
-    def __deepcopy__(self, memo: Any) -> Tiles:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise UsageError(
-            "a partitioned model cannot be pickled: its tiles belong to a process group",
-            remedy="save model.state_dict(), which is that of the original model",
-        )
 
     def line(self, axis: int) -> list[int]:
         """Return the ranks of this tile's column (axis 0) or row (axis 1), in order."""
@@ -90,21 +102,11 @@ class Tiles:
             x = _Halo.apply(x, *arguments)
         return x
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all tiles; its gradient is summed too."""
-        return sum_over(x, self.ranks)
-
     def whole_image(self, x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         """Return the image, [..., height, width], of which `x` is this rank's tile."""
         rows, columns = self.own(size)
         around = (columns.start, size[1] - columns.stop, rows.start, size[0] - rows.stop)
         return self.sum(torch.nn.functional.pad(x, around))
-
-
-def sum_over(x: torch.Tensor, ranks: ProcessGroup) -> torch.Tensor:
-    """Return the sum of `x` over ranks; its gradient is summed too."""
-    total: torch.Tensor = _Sum.apply(x, ranks)
-    return total
 
 
 class _Sum(torch.autograd.Function):
