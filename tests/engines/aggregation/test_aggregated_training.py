@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,6 +109,18 @@ def test_bfloat16_gradients_are_summed_in_float32(server: AggregationServer) -> 
     ours = run_ranks(2, lambda rank: train(rank, 3, hook, dtype=torch.bfloat16))
     assert equal_weights(ours)
     assert ours[0]["buckets"] > 0
+
+
+def test_the_example_trains(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = Path(__file__).parents[3] / "examples" / "summed_gradients.py"
+    monkeypatch.setattr(sys, "argv", [str(example), "--steps", "21"])
+    runpy.run_path(str(example), run_name="__main__")
+    shown = capsys.readouterr().out
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", shown)]
+    assert losses[-1] < losses[0]
+    assert "21 buckets summed by the aggregator" in shown
 
 
 def test_a_killed_aggregator_is_replaced_by_the_ring() -> None:
