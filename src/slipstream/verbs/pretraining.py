@@ -7,12 +7,14 @@ takes the time of a distributed step of one micro-batch plus K - 1 forward and b
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.cluster import Cluster
+from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
 from slipstream.graph import Graph, StepPhase, replay
 from slipstream.tables import Column, Table
@@ -109,12 +111,16 @@ class PretrainingPlan:
 
 
 def plan_pretraining(
-    config: PretrainingConfig, graph: Graph, report: Callable[[str], None] = lambda line: None
+    config: PretrainingConfig,
+    graph: Graph,
+    report: Callable[[str], None] = lambda line: None,
+    durations: Durations | None = None,
 ) -> PretrainingPlan:
     """Return the cheapest plan within the deadline, or the fastest one within the budget.
 
     Args:
         graph: the recorded step of ``config.workload``.
+        durations: source of durations; this machine's cache by default.
 
     Raises:
         SlipstreamError: the step has no samples, or no number of devices fits the global batches.
@@ -125,8 +131,9 @@ def plan_pretraining(
             "the recorded step has no known number of sequences", where=config.workload,
             remedy="return (model, batch, loss, optimizer)",
         )  # fmt: skip
-    local, ladder = _ladder(config, graph, report)
-    runs = tuple(_runs(config, graph, local, cluster, report))
+    predictor = functools.partial(predict, durations=durations, report=report)
+    local, ladder = _ladder(config, graph, predictor)
+    runs = tuple(_runs(config, graph, local, cluster, predictor))
     if not runs:
         raise SlipstreamError(
             f"every global batch is smaller than the recorded batch of {graph.samples}",
@@ -139,7 +146,7 @@ def plan_pretraining(
 
 
 def _ladder(
-    config: PretrainingConfig, graph: Graph, report: Callable[[str], None]
+    config: PretrainingConfig, graph: Graph, predictor: Callable[..., Sequence[Any]]
 ) -> tuple[Predicted | None, dict[str, float]]:
     """Return the prediction of the techniques of one device, and the gain of each."""
     best: Predicted | None = None
@@ -148,7 +155,7 @@ def _ladder(
         text = rung if best is None else f"{best.technique}+{rung}"
         if best is not None and rung == "fused_optimizer" and "fused_lamb" in best.technique:
             continue
-        (prediction,) = predict(graph, [text], report=report)
+        (prediction,) = predictor(graph, [text])
         if not isinstance(prediction, Predicted):
             continue
         gains[rung] = prediction.speedup / (1.0 if best is None else best.speedup)
@@ -158,9 +165,12 @@ def _ladder(
 
 
 def _runs(
-    config: PretrainingConfig, graph: Graph, local: Predicted | None, cluster: Cluster | None,
-    report: Callable[[str], None],
-) -> list[PretrainingRun]:  # fmt: skip
+    config: PretrainingConfig,
+    graph: Graph,
+    local: Predicted | None,
+    cluster: Cluster | None,
+    predictor: Callable[..., Sequence[Any]],
+) -> list[PretrainingRun]:
     techniques = "" if local is None else local.technique
     after = graph if local is None or local.graph is None else local.graph
     update = after.tasks.phase == StepPhase.OPTIMIZER
@@ -172,7 +182,7 @@ def _runs(
     counts = [n for n in dict.fromkeys((*counts, devices)) if n * graph.samples <= smallest]
     head = f"{techniques}+" if techniques else ""
     texts = [(n, wire, f"{head}ddp:{n}{wire}") for n in counts if n > 1 for wire in _WIRES]
-    predictions = predict(graph, [text for *_, text in texts], cluster=cluster, report=report)
+    predictions = predictor(graph, [text for *_, text in texts], cluster=cluster)
     shared = [
         (n, wire.lstrip("+"), p.step_ns, p.low / p.ratio, p.high / p.ratio, p.memory[1], p)
         for (n, wire, _), p in zip(texts, predictions, strict=True)

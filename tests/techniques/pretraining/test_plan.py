@@ -1,0 +1,78 @@
+"""Plans: the limits that bind, and numbers that follow from the recorded step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from encoders import BATCH, bert
+from recorded import graph_of
+
+from known_durations import BytesMoved, timed_by_bytes
+from slipstream.durations import Durations
+from slipstream.errors import SlipstreamError
+from slipstream.provenance import Provenance
+from slipstream.techniques.pretraining.training import PretrainingConfig, TrainingPhase
+from slipstream.verbs.pretraining import PretrainingPlan, plan_pretraining
+
+CONFIG = PretrainingConfig(
+    workload="work.py:make",
+    phases=(TrainingPhase(100, 16 * BATCH), TrainingPhase(10, 8 * BATCH, length=512)),
+    cluster="workers=4,link=10gbit,latency=10us",
+    price_per_hour=2.0,
+    techniques="masked_head+unpad",
+)
+
+
+def plan(config: PretrainingConfig) -> PretrainingPlan:
+    graph = timed_by_bytes(graph_of(bert))
+    return plan_pretraining(config, graph, durations=cast("Durations", BytesMoved()))
+
+
+def test_a_plan_is_the_fastest_run_and_its_numbers_follow_from_a_step() -> None:
+    found = plan(CONFIG)
+    assert found.chosen is not None
+    assert found.chosen.hours == min(run.hours for run in found.runs)
+    alone = next(run for run in found.runs if run.workers == 1)
+    assert alone.accumulation == (16, 8)
+    assert found.chosen.techniques == "masked_head+unpad"
+    assert alone.dollars == pytest.approx(2.0 * alone.hours)
+    assert alone.low < alone.hours < alone.high
+    assert set(found.ladder) == {"masked_head", "unpad"}
+    rows = {row[0]: row for row in found.table().rows}
+    assert {"micro-batch", "devices", "memory", "time", "cost"} <= set(rows)
+    longer = replace(CONFIG, phases=(*CONFIG.phases, CONFIG.phases[0]))
+    more = next(run for run in plan(longer).runs if run.workers == 1)
+    assert 1.5 < more.hours / alone.hours < 2.0
+
+
+def test_limits_that_no_run_meets_are_named_with_the_cheapest_relaxation() -> None:
+    cheapest = min(run.dollars or 0 for run in plan(CONFIG).runs)
+    poor = plan(replace(CONFIG, budget=cheapest / 2))
+    assert poor.chosen is None
+    assert "the budget cannot be met" in poor.binding
+    assert f"${cheapest:,.2f}" in poor.binding
+    late = plan(replace(CONFIG, deadline="1 us"))
+    assert "the deadline cannot be met" in late.binding
+    assert poor.table().notes == [poor.binding]
+    free = plan(replace(CONFIG, budget=1.0, price_per_hour=0.0))
+    assert "set price_per_hour" in free.binding
+    cheap = plan(replace(CONFIG, deadline="1000 h"))
+    assert cheap.chosen is not None
+    assert cheap.chosen.dollars == pytest.approx(cheapest)
+
+
+def test_global_batches_below_the_recorded_one_are_refused() -> None:
+    with pytest.raises(SlipstreamError, match="smaller than the recorded batch of 5"):
+        plan(replace(CONFIG, phases=(TrainingPhase(1, 2),)))
+
+
+def test_a_cluster_that_cannot_hold_the_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream.cluster import Cluster, Device, Quantity
+
+    load: Any = Cluster.load
+    small = Device("small", memory_bytes=Quantity(1000.0, Provenance.ASSUMED))
+    monkeypatch.setattr(Cluster, "load", lambda text: replace(load(text), device=small))
+    found = plan(CONFIG)
+    assert "memory binds" in found.binding
