@@ -240,7 +240,7 @@ def _on_ranks(speed: str, error: str, blocks: int) -> Iterator[Bar]:
     burst, ddp = predict(graph, ["burst:2", "batch_size:x0.5+ddp:2"], cluster=cluster)
     assert isinstance(burst, Predicted)
     assert isinstance(ddp, Predicted)
-    chosen = burst.edits[0].removeprefix("plan=").partition(";")[0]
+    chosen = burst.edits[0].removeprefix("plan=")
     with Netlab(2, _LINK) as network, arms_on_ranks(network, turns, plan=chosen) as arms:
         runs = paired(arms, clock="wall", blocks=blocks, budget_s=90.0)
     yield runs.ratio("ddp", "burst").at_least(

@@ -56,7 +56,7 @@ def test_one_device_takes_the_plain_step(graph: Graph) -> None:
     assert replay(alone).step_ns == replay(graph).step_ns
     assert alone.workers == 1
     # Gradients and activations over this network take longer than all computing.
-    assert "plan=1;" in shared(graph, SLOW, "burst:4").edits[-1].what
+    assert shared(graph, SLOW, "burst:4").edits[-1].what == "plan=1"
     assert shared(graph, SLOW, "burst:4").workers == 1
 
 
@@ -87,22 +87,25 @@ def test_moves_and_gradients_are_sent_by_the_devices_of_their_layers(graph: Grap
 def test_limits_choose_cheaper_plans() -> None:
     graph, technique = timed_by_bytes(tail_heavy()), Burst(8)
     cluster = Cluster.load("workers=8,link=10gbit,latency=5us")
-    known = replace(context_for(technique, graph), cluster=cluster)
-    plans = technique.candidates(graph, known)
+    timed = replace(context_for(technique, graph), cluster=cluster)
+    plans = technique.candidates(graph, timed)
     assert plans[0].time_ns < plans[-1].time_ns
     assert plans[0].device_ns > plans[-1].device_ns
     assert set(plans[-1].devices) == {1}
     budget = plans[len(plans) // 2]
-    cheaper = Burst(8, device_ms=budget.device_ns / 1e6 + 1e-9).predict(graph, known)
-    assert f"plan={budget.spec};" in cheaper.edits[-1].what
-    fastest = replay(technique.predict(graph, known)).step_ns
+    cheaper = Burst(8, device_ms=budget.device_ns / 1e6 + 1e-9).predict(graph, timed)
+    assert cheaper.edits[-1].what == f"plan={budget.spec}"
+    assert "plan=" + budget.spec in cheaper.edits[-1].note
+    assert f"; or {plans[0].spec}: " in cheaper.edits[-1].note
+    assert "; or 1: " in cheaper.edits[-1].note
+    fastest = replay(technique.predict(graph, timed)).step_ns
     assert fastest < replay(cheaper).step_ns < replay(graph).step_ns
     # The time of what all plans share counts towards the deadline.
-    deadline = Burst(8, deadline_ms=replay(graph).step_ns / 1e6).predict(graph, known)
-    assert "plan=1;" in deadline.edits[-1].what
+    deadline = Burst(8, deadline_ms=replay(graph).step_ns / 1e6).predict(graph, timed)
+    assert deadline.edits[-1].what == "plan=1"
     for limit in ("device_ms", "deadline_ms"):
         with pytest.raises(InvalidArgumentError, match="no plan of the layers is within"):
-            replace(technique, **{limit: 1e-9}).predict(graph, known)
+            replace(technique, **{limit: 1e-9}).predict(graph, timed)
 
 
 def test_predict_reports_what_bursts_send(graph: Graph) -> None:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
 
 _BATCH_NORM = "batch_norm"
+# Plans that a note compares.
+_SHOWN = 5
 _CONFLICTS = frozenset({"accumulation", "sharded_update", "batch_size"})
 
 
@@ -141,7 +143,8 @@ class Burst(Spreads):
         # Fails if there are too few devices.
         self.group(cluster)
         steps, found = self._steps(graph, context), _layers(graph)
-        chosen = self._chosen(graph, self._costs(graph, cluster, steps), list(steps))
+        layers = self._costs(graph, cluster, steps)
+        chosen = self._chosen(graph, layers, list(steps))
         parts = [(devices, found.get(chosen.layers[first])) for devices, first in chosen.bursts]
         where = cut(graph, [boundary.module for _, boundary in parts if boundary is not None])
         resized = _resized(graph, where, [steps[devices] for devices, _ in parts])
@@ -155,15 +158,16 @@ class Burst(Spreads):
                 own = set(where.backward(number).tolist())
                 in_part = [gradient for gradient in gradients(graph) if gradient.task in own]
                 _reduce(edit, context, cluster, in_part, devices, end)
-        edited = edit.apply(
-            f"plan={chosen.spec}; {format_duration(chosen.device_ns)} of device time"
-        )
+        front = [] if self.plan else planner.pareto(
+            layers, list(steps), amplification=self.amplification
+        )  # fmt: skip
+        edited = edit.apply(f"plan={chosen.spec}", _note(chosen, front))
         return replace(edited, meta={**graph.meta, "workers": max(chosen.devices)})
 
     def candidates(self, graph: Graph, context: Context) -> list[BurstPlan]:
         """Return the plans that no other plan dominates in time and device time, fastest first."""
-        cluster, steps = self.need_cluster(context), self._steps(graph, context)
-        layers = self._costs(graph, cluster, steps)
+        steps = self._steps(graph, context)
+        layers = self._costs(graph, self.need_cluster(context), steps)
         return planner.pareto(layers, list(steps), amplification=self.amplification)
 
     def _options(self, graph: Graph) -> list[int]:
@@ -227,6 +231,17 @@ class Burst(Spreads):
         return self.by_hand(
             "", "see torch.distributed.tensor: redistribute activations between DeviceMeshes"
         )
+
+
+def _note(chosen: BurstPlan, front: Sequence[BurstPlan]) -> str:
+    """Return the plan, and some of those that no other one dominates, from the fastest."""
+    shown = [front[round(n)] for n in np.linspace(0, len(front) - 1, _SHOWN)] if front else []
+    texts = {
+        each.spec: f"{each.spec}: {format_duration(each.time_ns)}, "
+        f"{format_duration(each.device_ns)} of device time"
+        for each in (chosen, *shown)
+    }
+    return f"plan={'; or '.join(texts.values())} (layers and moves, one after the other)"
 
 
 def _resize(graph: Graph, devices: int) -> BatchSize:
