@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -49,7 +49,7 @@ def from_bytes(data: memoryview | bytes, shape: Shape, dtype: str) -> torch.Tens
     return flat.view(getattr(torch, dtype)).reshape(shape)
 
 
-class _Group:
+class HostGroup:
     """Messages between the hosts of a program."""
 
     def __init__(
@@ -62,28 +62,41 @@ class _Group:
         rank = self._rank[number]
         self._gloo = distributed.ProcessGroupGloo(store, rank, len(hosts), self._limit)
 
-    def send(self, tensor: torch.Tensor, host: int, tag: int) -> Callable[[], object]:
+    def send(self, tensor: torch.Tensor, host: int, tag: int) -> Callable[[], None]:
         """Start to send a contiguous tensor; return a function that waits until it is sent."""
-        work = self._gloo.send([tensor], self._rank[host], tag % _TAGS)
-        return functools.partial(self._wait, work, host, tensor)
+        return self._start(self._gloo.send, tensor, host, tag)
 
-    def receive(self, tensor: torch.Tensor, host: int, tag: int) -> Callable[[], object]:
+    def receive(self, tensor: torch.Tensor, host: int, tag: int) -> Callable[[], None]:
         """Start to receive into a contiguous tensor; return a function that waits for it."""
-        work = self._gloo.recv([tensor], self._rank[host], tag % _TAGS)
-        return functools.partial(self._wait, work, host, tensor)
+        return self._start(self._gloo.recv, tensor, host, tag)
 
-    def _wait(self, work: Any, host: int, tensor: torch.Tensor) -> None:
-        self.waits_for = host
+    def _start(
+        self, call: Callable[..., Any], tensor: torch.Tensor, host: int, tag: int
+    ) -> Callable[[], None]:
+        def wait() -> None:
+            self.waits_for = host
+            with self._named(host):
+                work.wait(self._limit)
+            # The message has used the tensor until here.
+            used.clear()
+            self.waits_for = None
+
+        used = [tensor]
+        with self._named(host):
+            work = call([tensor], self._rank[host], tag % _TAGS)
+        return wait
+
+    @contextlib.contextmanager
+    def _named(self, host: int) -> Iterator[None]:
         try:
-            work.wait(self._limit)
+            yield
         except RuntimeError as error:
+            self.waits_for = None
             raise CommunicationError(
                 f"a message between hosts {self.number} and {host} failed: "
                 f"{str(error).splitlines()[0]}",
                 ranks=(host,),
             ) from error
-        finally:
-            self.waits_for = None
 
     def sum(self, tensor: torch.Tensor, hosts: Sequence[int], tag: int) -> torch.Tensor:
         """Return the sum of the hosts' tensors, by a ring of reduce-scatter and all-gather."""
@@ -151,7 +164,7 @@ class _Node:
 class _Installed:
     """A program on this host."""
 
-    def __init__(self, message: Message, number: int, group: _Group | None) -> None:
+    def __init__(self, message: Message, number: int, group: HostGroup | None) -> None:
         spec = message["spec"]
         self.name, self.group, self.number = spec["name"], group, number
         slices = [[host for host, count in part for _ in range(count)] for part in spec["slices"]]
@@ -208,9 +221,7 @@ class _Launch:
     message: Message
     store: dict[int, list[torch.Tensor]]
     ready: dict[int, threading.Event] = field(default_factory=dict)
-    received: dict[int, list[tuple[torch.Tensor, Callable[[], object]]]] = field(
-        default_factory=dict
-    )
+    received: dict[int, list[tuple[torch.Tensor, Callable[[], None]]]] = field(default_factory=dict)
     failure: Message | None = None
 
 
@@ -228,7 +239,7 @@ class HostRuntime:
         self, number: int, folder: str, timeout_s: float, emit: Callable[[Message, bytes], None]
     ) -> None:
         self.number, self._folder, self._timeout_s, self._emit = number, folder, timeout_s, emit
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, HostGroup] = {}
         self._programs: dict[int, _Installed] = {}
         self._broken: dict[int, Message] = {}
         self._kept: dict[str, list[torch.Tensor]] = {}
@@ -272,7 +283,7 @@ class HostRuntime:
         number, hosts, key = message["program"], message["hosts"], message["group"]
         try:
             if len(hosts) > 1 and key not in self._groups:
-                self._groups[key] = _Group(self._folder, key, hosts, self.number, self._timeout_s)
+                self._groups[key] = HostGroup(self._folder, key, hosts, self.number, self._timeout_s)
             self._programs[number] = _Installed(message, self.number, self._groups.get(key))
             self._broken.pop(number, None)
         except Exception as error:
@@ -345,7 +356,7 @@ class HostRuntime:
     def _run(self, launch: _Launch) -> None:
         program, store, began = launch.program, launch.store, time.perf_counter_ns()
         spans: list[tuple[int, int, int]] = []
-        sends: list[Callable[[], object]] = []
+        sends: list[Callable[[], None]] = []
         self._take_kept(launch)
         peak = 0
         for at, node in enumerate(program.nodes):
@@ -402,9 +413,7 @@ class HostRuntime:
                 found = value.zeros(self.number)
             launch.store[number] = found
 
-    def _step(
-        self, launch: _Launch, at: int, node: _Node, sends: list[Callable[[], object]]
-    ) -> None:
+    def _step(self, launch: _Launch, at: int, node: _Node, sends: list[Callable[[], None]]) -> None:
         store, group, tag = launch.store, launch.program.group, launch.tag + node.tag
         if node.kind == "move":
             self._move(launch, at, node, sends)
@@ -462,9 +471,7 @@ class HostRuntime:
                     zeros = torch.zeros(shape, dtype=getattr(torch, dtype))
                     _sum(program.group, zeros, node.hosts, tag + done - 1)
 
-    def _move(
-        self, launch: _Launch, at: int, node: _Node, sends: list[Callable[[], object]]
-    ) -> None:
+    def _move(self, launch: _Launch, at: int, node: _Node, sends: list[Callable[[], None]]) -> None:
         program, store = launch.program, launch.store
         own, value = store.get(node.arguments[0]["value"], []), program.values[node.outputs[0]]
         for host, keys in node.sent.items():
@@ -534,7 +541,7 @@ def _done(launch: int) -> Message:
 
 
 def _sum(
-    group: _Group | None, tensor: torch.Tensor, hosts: Sequence[int], tag: int
+    group: HostGroup | None, tensor: torch.Tensor, hosts: Sequence[int], tag: int
 ) -> torch.Tensor:
     ring = list(dict.fromkeys(hosts))
     return tensor if group is None else group.sum(tensor, ring, tag)
