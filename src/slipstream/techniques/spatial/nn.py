@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from slipstream.arguments import as_integer
@@ -126,30 +127,64 @@ class TiledFlatten(_Tiled, nn.Flatten):
         return nn.Flatten.forward(self, self.tiles.whole_image(x, size))
 
 
+class _Normalise(torch.autograd.Function):
+    """Batch norm in training, [n, c, ...], with statistics that `total` sums over ranks.
+
+    Returns the output, mean, variance and number of values per channel, all but the first without
+    gradients.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,
+        total: Callable[[torch.Tensor], torch.Tensor], eps: float,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        count = x.new_tensor([x.numel() / x.shape[1]])
+        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+        sums = total(torch.cat([mean * count, count]))
+        number = sums[-1]
+        centre = sums[:-1] / number
+        spread = total(count * (variance + (mean - centre).square())) / number
+        out = functional.batch_norm(x, centre, spread, weight, bias, False, 0.0, eps)
+        ctx.save_for_backward(x, weight, centre, spread)
+        ctx.total, ctx.number, ctx.eps = total, number, eps
+        ctx.mark_non_differentiable(centre, spread, number)
+        return out, centre, spread, number
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, variance = ctx.saved_tensors
+        inverse = (variance + ctx.eps).rsqrt()
+        dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, weight, mean, variance, mean, inverse, False, ctx.eps, [True] * 3
+        )
+        by_weight, by_bias = (ctx.total(torch.stack([dweight, dbias])) / ctx.number).unbind()
+        # dx - weight inverse (mean of dy + x^ mean of dy x^), with x^ = (x - mean) inverse.
+        slope = weight * inverse.square() * by_weight
+        shift = weight * inverse * by_bias - slope * mean
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        dx = dx.sub_(torch.addcmul(shift.view(shape), x, slope.view(shape)))
+        return dx, dweight, dbias, None, None
+
+
 def normalised(
     layer: Any, x: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Return `x` after batch norm in training, with statistics that `total` sums over ranks."""
     layer._check_input_dim(x)
-    dims = [0, *range(2, x.dim())]
-    shape = [1, -1, *[1] * (x.dim() - 2)]
     wide = x.float() if x.dtype.itemsize < 4 else x
-    count = wide.new_tensor([wide.numel() / wide.shape[1]])
-    sums = total(torch.cat([wide.sum(dims), count]))
-    number = sums[-1].detach()
-    mean = sums[:-1] / number
-    centred = wide - mean.view(shape)
-    variance = total(centred.square().sum(dims)) / number
+    ones = wide.new_ones(x.shape[1])
+    weight = layer.weight.to(wide.dtype) if layer.affine else ones
+    bias = layer.bias.to(wide.dtype) if layer.affine else torch.zeros_like(ones)
+    out, mean, variance, number = _Normalise.apply(wide, weight, bias, total, layer.eps)
     if layer.training and layer.running_mean is not None:
         layer.num_batches_tracked.add_(1)
         momentum = layer.momentum
         seen = 1.0 / float(layer.num_batches_tracked) if momentum is None else momentum
-        unbiased = variance.detach() * (number / (number - 1.0).clamp(min=1.0))
-        layer.running_mean.lerp_(mean.detach().to(layer.running_mean.dtype), seen)
+        unbiased = variance * (number / (number - 1.0).clamp(min=1.0))
+        layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), seen)
         layer.running_var.lerp_(unbiased.to(layer.running_var.dtype), seen)
-    out = centred * (variance + layer.eps).rsqrt().view(shape)
-    if layer.affine:
-        out = out * layer.weight.view(shape) + layer.bias.view(shape)
     result: torch.Tensor = out.to(x.dtype)
     return result
 

@@ -290,7 +290,7 @@ class BatchNormGroups(OnReplicas):
 
 
 def put_statistics(edit: Editor, graph: Graph, cluster: Cluster, group: Group) -> int:
-    """Insert the two sums of each batch norm's forward and backward pass; return their number."""
+    """Insert two sums per batch norm's forward pass and one per backward; return their number."""
     count = 0
     for task in range(len(graph)):
         call = graph.task(task).call
@@ -299,9 +299,10 @@ def put_statistics(edit: Editor, graph: Graph, cluster: Cluster, group: Group) -
         forward = call.name == _NORMS[0]
         channels = next(spec.shape[1] for spec in call.inputs if len(spec.shape) > 1)
         ready = task - 1 if forward else task
-        for _ in range(2):
+        # Sums of values, then of squares; both sums of gradients together.
+        for _ in range(1 + forward):
             ready = insert_exchange(
-                edit, cluster, Collective("all_reduce", 4.0 * channels, group),
+                edit, cluster, Collective("all_reduce", 4.0 * channels * (2 - forward), group),
                 beside=task - forward, ready=ready, awaited=-1, name="sum of statistics",
                 purpose="statistic",
             )  # fmt: skip
