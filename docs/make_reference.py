@@ -36,6 +36,7 @@ MODULES = (
     "slipstream.techniques.quadratic",
     "slipstream.techniques.burst",
     "slipstream.techniques.pipeline",
+    "slipstream.techniques.pretraining",
     "slipstream.techniques.spatial",
     "slipstream.techniques.recursive",
     "slipstream.techniques.ensembles",

@@ -72,6 +72,10 @@ SHORT = {
 }  # fmt: skip
 # Commands that are not run here, with the reasons.
 NOT_RUN = {
+    "slipstream plan pretrain.toml": "tests/techniques/pretraining plans",
+    "slipstream pretrain pretrain.toml --resume": (
+        "starts ranks; tests/techniques/pretraining trains on them"
+    ),
     "slipstream cluster aggregate serve --listen 127.0.0.1:4700": (
         "until Ctrl-C; tests/cli/test_cli_aggregate.py runs it"
     ),

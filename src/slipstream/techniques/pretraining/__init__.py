@@ -15,6 +15,7 @@ from slipstream.techniques.pretraining.shards import (
     ShardedTokens,
     write_shards,
 )
+from slipstream.techniques.pretraining.training import PretrainingConfig, TrainingPhase, pretrain
 
 __all__ = [
     "IGNORED",
@@ -23,9 +24,12 @@ __all__ = [
     "LabelledRows",
     "MaskedBatches",
     "PackedTokens",
+    "PretrainingConfig",
     "ShardedTokens",
+    "TrainingPhase",
     "masked_head",
     "packed_attention",
+    "pretrain",
     "unpad",
     "write_shards",
 ]

@@ -138,12 +138,12 @@ class MaskedHead(TechniqueSettings):
 
 
 _HEAD_BY_HAND = (
-    "from slipstream.techniques import pretraining\n"
-    "pretraining.masked_head(model, lambda: model(**batch), batch['labels'])"
+    "import slipstream as ss\n"
+    "ss.pretraining.masked_head(model, lambda: model(**batch), batch['labels'])"
 )
 _UNPAD_BY_HAND = (
-    "from slipstream.techniques import pretraining\n"
-    "pretraining.unpad(model, lambda: model(**batch), batch['attention_mask'])"
+    "import slipstream as ss\n"
+    "ss.pretraining.unpad(model, lambda: model(**batch), batch['attention_mask'])"
 )
 
 
@@ -305,6 +305,6 @@ class FusedLamb(TechniqueSettings):
         """Return the other class, by hand."""
         return CodeChange(
             "",
-            "by hand:\nfrom slipstream.techniques.pretraining import FusedLAMB\n"
-            "optimizer = FusedLAMB(model.parameters(), lr=...)",
+            "by hand:\nimport slipstream as ss\n"
+            "optimizer = ss.pretraining.FusedLAMB(model.parameters(), lr=...)",
         )
