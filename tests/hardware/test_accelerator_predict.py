@@ -28,11 +28,15 @@ from slipstream.hardware import (
     Chips,
     Energy,
     FrontEnd,
+    LayerShape,
     MaskRecorder,
+    Operand,
     Pass,
     accelerate,
+    simulate_masks,
 )
 from slipstream.hardware.mapping import cost
+from slipstream.hardware.ordering import best_order
 from slipstream.hardware.predict import energy_pj, sensitivity
 from slipstream.hardware.rtl import cosimulate, write_rtl
 from slipstream.hardware.space import products_of, sweep_space
@@ -234,6 +238,49 @@ def test_a_sweep_with_zeros_simulates_each_chip(kind: Literal["lookahead", "idea
         assert found.energy_pj[number] == pytest.approx(sum(energy_pj(step)))
     with pytest.raises(InvalidArgumentError, match="no masks were recorded"):
         sweep_space(captured("mlp"), chip, space, zeros=True)
+
+
+def test_masks_of_a_training_loop_are_simulated_like_a_recorded_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, "valid"), nn.ReLU(), nn.Conv2d(8, 8, 3, padding="same"), nn.ReLU(),
+        nn.Flatten(2), nn.Linear(16, 4),
+    )  # fmt: skip
+    x = torch.randn(2, 3, 9, 9)
+    with MaskRecorder(model) as masks:
+        model(x).square().sum().backward()
+    found = simulate_masks(model, masks.take(), CHIP)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    batch = x, torch.zeros(2, 8, 4)
+    built = build_from((model, batch, functional.mse_loss, optimizer), [], 0, "net")
+    step = accelerate(record(built, "sparsity"), CHIP)
+    expected = {layer.module.removeprefix("model."): layer for layer in step.layers}
+    assert list(found) == list(expected)
+    for name, costs in found.items():
+        own = {c.which: c.cycles for c in costs}
+        # The first layer's input has no gradient in the step.
+        assert {c.which: c.cycles for c in expected[name].passes}.items() <= own.items()
+
+
+def test_an_order_of_channels_is_advised_if_it_saves_cycles() -> None:
+    """Dead channels in lanes 0 to 7 leave half of the lanes idle; between others they do not."""
+    masks = {Operand.ACTIVATION: np.ones((1, 32, 8, 8), bool)}
+    masks[Operand.ACTIVATION][:, [*range(8), *range(16, 24)]] = False
+    shape = LayerShape(1, 32, 16, 8, 8, 3, 3, padding=(1, 1))
+    recorded_cycles, best = best_order(shape, masks, [Pass.FORWARD], CHIP)
+    assert best < 0.8 * recorded_cycles
+    dense = {Operand.ACTIVATION: np.ones((1, 32, 8, 8), bool)}
+    assert len({*best_order(shape, dense, [Pass.FORWARD], CHIP)}) == 1
+    first = nn.Conv2d(1, 32, 3)
+    model = nn.Sequential(first, nn.ReLU(), nn.Conv2d(32, 16, 3), nn.ReLU())
+    with torch.no_grad():
+        assert first.bias is not None
+        first.bias.fill_(100.0)[[*range(8), *range(16, 24)]] = -100.0
+    batch = torch.rand(2, 1, 12, 12), torch.zeros(2, 16, 8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    built = build_from((model, batch, functional.mse_loss, optimizer), [], 0, "net")
+    step = accelerate(record(built, "sparsity"), CHIP)
+    assert any(note.startswith("sorting channels by their zeros saves") for note in step.notes)
 
 
 def test_the_command_line(

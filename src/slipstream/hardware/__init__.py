@@ -5,7 +5,7 @@ from slipstream.hardware.accelerator import Accelerator, Area, Array, Energy, Fr
 from slipstream.hardware.layers import LayerShape, Operand, Pass
 from slipstream.hardware.mapping import Chips
 from slipstream.hardware.predict import AcceleratorStep, LayerCost, accelerate
-from slipstream.hardware.simulate import PassCost, simulate_layer, simulate_pass
+from slipstream.hardware.simulate import PassCost, simulate_layer, simulate_masks, simulate_pass
 
 __all__ = [
     "Accelerator",
@@ -24,5 +24,6 @@ __all__ = [
     "PassCost",
     "accelerate",
     "simulate_layer",
+    "simulate_masks",
     "simulate_pass",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from slipstream.graph.traffic import OperatorClass, map_operations, operator_cla
 from slipstream.hardware.accelerator import Accelerator
 from slipstream.hardware.layers import LayerShape, Operand, Pass, layers_of
 from slipstream.hardware.mapping import Chips
+from slipstream.hardware.ordering import best_order
 from slipstream.hardware.simulate import PassCost, simulate_pass
 from slipstream.provenance import Provenance
 from slipstream.units import format_duration
@@ -33,6 +34,8 @@ _BIAS = "aten::add_"
 RECORD = "slipstream profile WORKLOAD --record sparsity -o run.slipgraph"
 # Fewer zeros than this do not speed up a pass noticeably.
 _FEW_ZEROS = 0.02
+# Layers of which other orders of channels are simulated.
+_ORDERED_LAYERS = 5
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def accelerate(graph: Graph, chip: Accelerator) -> AcceleratorStep:
         edit.remove(faults)
     what = f"{len(layers)} layers on {chip.name}"
     own, dense = (edit.apply(what) for edit in edits)
-    notes = tuple(_notes(graph, layers, uncalled))
+    notes = *_notes(graph, layers, uncalled), *_order_advice(graph, found, layers, chip)
     return AcceleratorStep(chip, own, dense, tuple(layers), float(vector_ns.sum()), notes)
 
 
@@ -236,6 +239,32 @@ def advice(layers: list[LayerCost]) -> Iterator[str]:
         if dense:
             count = f"{len(dense)} layer{'s' * (len(dense) > 1)}"
             yield what.format(count, str(dense[0].behind).removeprefix("aten::"))
+
+
+def _order_advice(
+    graph: Graph,
+    found: Sequence[tuple[Match, LayerShape]],
+    layers: Sequence[LayerCost],
+    chip: Accelerator,
+) -> Iterator[str]:
+    """Yield what another order of channels would save in the longest layers."""
+    cycles = [sum(cost.cycles for cost in layer.passes) for layer in layers]
+    longest = sorted(range(len(layers)), key=cycles.__getitem__)[-_ORDERED_LAYERS:]
+    saved: dict[str, float] = {}
+    before = after = 0
+    for number, (masks, _) in enumerate(recorded_masks(graph, found)):
+        if number in longest and masks:
+            layer = layers[number]
+            run = [cost.which for cost in layer.passes]
+            recorded, best = best_order(layer.shape, masks, run, chip)
+            before, after = before + recorded, after + best
+            saved[layer.module or "the model"] = 1 - best / max(recorded, 1)
+    if saved and 1 - after / max(before, 1) >= _FEW_ZEROS:
+        module = max(saved, key=saved.__getitem__)
+        yield (
+            f"sorting channels by their zeros saves {1 - after / before:.0%} of the cycles of the "
+            f"{len(saved)} longest layers, {saved[module]:.0%} in {module}; results stay the same"
+        )
 
 
 def energy_pj(

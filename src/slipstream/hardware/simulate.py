@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.graph.statistics import OperandMask
 from slipstream.hardware.accelerator import Accelerator, Array
 from slipstream.hardware.kernels import stream_cycles
 from slipstream.hardware.layers import OPERANDS, LayerShape, Operand, Pass, streams
@@ -151,6 +154,56 @@ def simulate_layer(
         simulate_pass(shape, which, masks, chip, item_bytes=item_bytes)
         for which in (Pass if backward else (Pass.FORWARD,))
     )
+
+
+def simulate_masks(
+    model: nn.Module, masks: Iterable[OperandMask], chip: Accelerator
+) -> dict[str, tuple[PassCost, ...]]:
+    """Simulate the passes of each layer of a step from the masks of a `MaskRecorder`.
+
+    Convolutions with one or three spatial dimensions, transposed ones and layers without a
+    gradient are left out; of a layer that runs several times, the last call is simulated.
+
+    Args:
+        model: the recorded model.
+
+    Returns:
+        The passes by name of the layer.
+    """
+    found: dict[str, dict[Operand, OperandMask]] = {}
+    for mask in masks:
+        found.setdefault(mask.module, {})[Operand(mask.operand)] = mask
+    costs = {}
+    for name, own in found.items():
+        module = model.get_submodule(name)
+        if len(own) == len(Operand) and isinstance(module, (nn.Conv2d, nn.Linear)):
+            costs[name] = simulate_layer(*module_layer(module, own), chip)
+    return costs
+
+
+def module_layer(
+    module: nn.Conv2d | nn.Linear, masks: Mapping[Operand, OperandMask]
+) -> tuple[LayerShape, dict[Operand, NDArray[np.bool_]]]:
+    """Return the shape of a layer, and its masks in that shape."""
+    x, weight = masks[Operand.ACTIVATION].shape, masks[Operand.WEIGHT].shape
+    bits = {operand: mask.unpacked() for operand, mask in masks.items()}
+    if isinstance(module, nn.Conv2d):
+        (kh, kw), (sh, sw), (dh, dw) = module.kernel_size, module.stride, module.dilation
+        edge = module.padding
+        if isinstance(edge, str):
+            edge = (dh * (kh - 1) // 2, dw * (kw - 1) // 2) if edge == "same" else (0, 0)
+        ph, pw = edge
+        shape = LayerShape(
+            x[0], x[1], weight[0], x[2], x[3], kh, kw, (sh, sw), (ph, pw), (dh, dw), module.groups
+        )
+        return shape, bits
+    shape = LayerShape(1, x[-1], weight[0], 1, math.prod(x[:-1]))
+    return shape, {
+        operand: (
+            values if operand is Operand.WEIGHT else values.reshape(-1, values.shape[-1]).T
+        ).reshape(shape.shapes[operand])
+        for operand, values in bits.items()
+    }
 
 
 @dataclass

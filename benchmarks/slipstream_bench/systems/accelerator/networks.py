@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from slipstream.graph.statistics import OperandMask
 from slipstream.hardware import Accelerator, LayerShape, MaskRecorder, Operand, Pass, PassCost
-from slipstream.hardware.simulate import Masks, simulate_layer
+from slipstream.hardware.simulate import Masks, module_layer, simulate_layer
 
 Layers = dict[str, tuple[LayerShape, Masks]]
 """Shape and masks of each layer."""
@@ -143,24 +143,12 @@ def step_masks(model: nn.Module, x: Tensor, y: Tensor) -> Layers:
     found: dict[str, dict[Operand, OperandMask]] = {}
     for mask in masks.take():
         found.setdefault(mask.module, {})[Operand(mask.operand)] = mask
-    return {name: _layer(model.get_submodule(name), by) for name, by in found.items()}
-
-
-def _layer(module: nn.Module, masks: dict[Operand, OperandMask]) -> tuple[LayerShape, Masks]:
-    x, weight = masks[Operand.ACTIVATION].shape, masks[Operand.WEIGHT].shape
-    bits = {operand: mask.unpacked() for operand, mask in masks.items()}
-    if isinstance(module, nn.Conv2d):
-        (kh, kw), (sh, sw), (dh, dw) = module.kernel_size, module.stride, module.dilation
-        ph, pw = module.padding if isinstance(module.padding, tuple) else (0, 0)
-        shape = LayerShape(
-            x[0], x[1], weight[0], x[2], x[3], kh, kw, (sh, sw), (ph, pw), (dh, dw), module.groups
-        )
-        return shape, bits
-    shape = LayerShape(1, x[1], weight[0], 1, x[0])
-    return shape, {
-        operand: (values if operand is Operand.WEIGHT else values.T).reshape(shape.shapes[operand])
-        for operand, values in bits.items()
-    }
+    layers: Layers = {}
+    for name, by in found.items():
+        module = model.get_submodule(name)
+        assert isinstance(module, nn.Conv2d | nn.Linear)
+        layers[name] = module_layer(module, by)
+    return layers
 
 
 def simulated(layers: Layers, chip: Accelerator) -> dict[str, tuple[PassCost, ...]]:
