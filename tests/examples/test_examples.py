@@ -44,7 +44,13 @@ FRAMEWORKS = {
 # A task for `slipstream mlperf train`.
 TASK = "time_to_quality.py"
 # Functions for other commands; these examples do not train as scripts.
-LIBRARIES = {"codesign.py", "keyword_spotting.py", "loop_nests.py", "tree_lstm.py"}
+LIBRARIES = {
+    "codesign.py",
+    "control_stages.py",
+    "keyword_spotting.py",
+    "loop_nests.py",
+    "tree_lstm.py",
+}
 # Examples on several ranks, which tests/engines runs.
 ON_RANKS = {"summed_gradients.py"}
 

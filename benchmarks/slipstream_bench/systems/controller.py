@@ -258,7 +258,7 @@ def _gangs(bar: str, options: BenchOptions) -> Bar:
 
 
 class _Unordered(LocalEngine):
-    """Delivers launches to each host in an order of its own, four at a time."""
+    """Delivers launches to each host in a separate random order, four at a time."""
 
     def __init__(self) -> None:
         super().__init__()
