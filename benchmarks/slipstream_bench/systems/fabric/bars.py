@@ -22,7 +22,7 @@ from slipstream.measure.records import Phase
 from slipstream.native import Flows, Policy, Program
 from slipstream.ranks import Netlab, why_no_netlab
 from slipstream.ranks.launch import Host
-from slipstream_bench.harness import paired, times_s
+from slipstream_bench.harness import Paired, paired, times_s
 from slipstream_bench.lab import MBIT, SENT, arms_on_ranks, first_served, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.fabric import rank
@@ -193,28 +193,25 @@ def _simulated(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _lab(options: BenchOptions, hosts: int, target: float) -> Iterator[Bar]:
-    speed = f"over gloo, {hosts} hosts, 4 MiB"
+    speed, jumbo = (f"over gloo, {hosts} hosts, 4 MiB, MTU {mtu}" for mtu in (1500, 9000))
     others = (
         f"goodput of iperf3, {hosts} hosts", f"bytes sent per host, {hosts} hosts",
         f"simulated all-reduce against the lab, {hosts} hosts",
     )  # fmt: skip
-    if not any(options.wants(name) for name in (speed, *others)):
+    if not any(options.wants(name) for name in (speed, jumbo, *others)):
         return
     if (reason := why_no_netlab()) is not None:
         yield not_judged(speed, "x", f">= {target:g}", reason)
         return
     options.progress(f"{speed}: cables of {_RATE} Mbit/s")
-    with first_served(), Netlab(hosts, _RATE * MBIT) as lab:
-        address, switch = lab.switch_host()
-        peer = _iperf3(lab)
-        with (
-            serving(switch, f"{address}:0") as (at, token),
-            arms_on_ranks(lab, rank.exchanges, nbytes=_S, address=at, token=token) as arms,
-        ):
-            taken = paired(arms, clock="wall", blocks=15 if options.full else 7, settle_s=0.0,
-                           budget_s=60.0)  # fmt: skip
+    taken, peer = _against_gloo(hosts, 1500, options)
     yield taken.ratio("gloo", "aggregator").at_least(
-        speed, target, detail=f"cables of {_RATE} Mbit/s, packets of 9,000 bytes; {taken}"
+        speed, target, detail=f"cables of {_RATE} Mbit/s, datagrams of 9,000 bytes; {taken}"
+    )
+    taken, peer = _against_gloo(hosts, 9000, options)
+    bound = 2 * (hosts - 1) / hosts
+    yield taken.ratio("gloo", "aggregator").reported(
+        jumbo, detail=f"a ring of full cables would be {bound:g} times as slow; {taken}"
     )
     bits = 8 * _S / taken.median_s("aggregator")
     if peer is None:
@@ -232,6 +229,19 @@ def _lab(options: BenchOptions, hosts: int, target: float) -> Iterator[Bar]:
         others[2], 100 * abs(simulated / measured - 1.0), 8.0, "%", n=len(sent),
         detail=f"job time: {1e3 * measured:.1f} ms, simulated {1e3 * simulated:.1f}",
     )  # fmt: skip
+
+
+def _against_gloo(hosts: int, mtu: int, options: BenchOptions) -> tuple[Paired, float | None]:
+    """Return all-reduces over cables of this MTU, and iperf3's goodput in bits per second."""
+    with first_served(), Netlab(hosts, _RATE * MBIT) as lab:
+        address, switch = lab.switch_host(mtu)
+        peer = _iperf3(lab)
+        with (
+            serving(switch, f"{address}:0") as (at, token),
+            arms_on_ranks(lab, rank.exchanges, nbytes=_S, address=at, token=token) as arms,
+        ):
+            blocks = 15 if options.full else 7
+            return paired(arms, clock="wall", blocks=blocks, settle_s=0.0, budget_s=60.0), peer
 
 
 def _simulated_s(hosts: int) -> float:

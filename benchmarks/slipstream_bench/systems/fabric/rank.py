@@ -24,7 +24,9 @@ _PATIENT_S = 30.0
 
 def exchanges(nbytes: int, address: str, token: str) -> dict[str, Turn]:
     """Return turns of both ways to sum a tensor."""
-    member = JobMember([address], f"of {nbytes}", dist.get_rank(), dist.get_world_size(), token)
+    member = JobMember(
+        [address], f"of {nbytes}", dist.get_rank(), dist.get_world_size(), token, fragments=True
+    )
     tensor, out = torch.randn(nbytes // 4), torch.empty(nbytes // 4)
     return {
         "aggregator": Turn(lambda: member.sum(tensor, out), before=tensor.normal_),

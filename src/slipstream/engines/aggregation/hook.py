@@ -40,6 +40,7 @@ def attach(
     *,
     token: str | None = None,
     mtu: int | None = None,
+    fragments: bool = False,
     window: int = WINDOW,
     join_s: float = JOIN_S,
     silent_s: float = SILENT_S,
@@ -57,6 +58,8 @@ def attach(
             between ranks.
         token: the aggregator's token; None for the environment's `TOKEN_VARIABLE`.
         mtu: bytes of the largest packet; None for that of the path, at most 9,000.
+        fragments: whether IP may split packets that are larger than the path's MTU; 9,000 bytes
+            are then the default. Fewer, larger datagrams take less CPU time.
         window: largest number of datagrams without a result.
         join_s: time limit for all ranks to join.
         silent_s: time without any answer after which the aggregator counts as dead.
@@ -99,8 +102,8 @@ def attach(
     hook = AggregatedGradients(
         ranks,
         lambda job, lost: JobMember(
-            addresses, job, ranks.rank, ranks.size, token, mtu=mtu, window=window, join_s=join_s,
-            silent_s=silent_s, timeout_s=timeout_s, on_lost=lost,
+            addresses, job, ranks.rank, ranks.size, token, mtu=mtu, fragments=fragments,
+            window=window, join_s=join_s, silent_s=silent_s, timeout_s=timeout_s, on_lost=lost,
         ),
     )  # fmt: skip
     model.register_comm_hook(hook, _on_bucket)
@@ -182,6 +185,7 @@ class AggregatedGradients:
 
     def close(self) -> None:
         """Leave the job, after the last step on all ranks."""
+        atexit.unregister(self.close)
         if self._member is not None:
             self._member.close()
 

@@ -174,13 +174,13 @@ def serve(listen: str, settings: dict[str, Any]) -> tuple[str, str]:
     return aggregator.address, aggregator.token
 
 
-def prepare(nbytes: int, address: str, token: str, window: int, mtu: int | None = None) -> None:
+def prepare(nbytes: int, address: str, token: str, window: int, **settings: Any) -> None:
     """Join the job with a tensor of this size."""
     import torch
     import torch.distributed as dist
 
     rank, world = dist.get_rank(), dist.get_world_size()
-    member = JobMember([address], "comparison", rank, world, token, window=window, mtu=mtu)
+    member = JobMember([address], "comparison", rank, world, token, window=window, **settings)
     tensor = torch.randn(max(1, nbytes // 4))
     _running[:] = [member, tensor, torch.empty_like(tensor)]
 

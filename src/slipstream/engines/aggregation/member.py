@@ -55,6 +55,8 @@ class JobMember:
         rank, world: this rank, of how many.
         token: the aggregators' token.
         mtu: bytes of the largest packet; None for that of the path, at most `MAX_MTU`.
+        fragments: whether IP may split packets that are larger than the path's MTU; 9,000 bytes
+            are then the default. Fewer, larger datagrams take less CPU time.
         window: largest number of datagrams without a result, of all aggregators together.
         join_s: time limit for all ranks to join.
         silent_s: time without any answer after which an aggregator counts as dead.
@@ -68,7 +70,7 @@ class JobMember:
 
     def __init__(
         self, addresses: list[str], job: str, rank: int, world: int, token: str, *,
-        mtu: int | None = None, window: int = WINDOW, join_s: float = 60.0,
+        mtu: int | None = None, fragments: bool = False, window: int = WINDOW, join_s: float = 60.0,
         silent_s: float = SILENT_S, timeout_s: float = 20.0,
         on_lost: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
@@ -92,7 +94,9 @@ class JobMember:
             for at, address in enumerate(addresses):
                 who = f"rank {rank} of job '{job}'"
                 name = job if len(addresses) == 1 else f"{job}/{at}"
-                self._trees.append(_Tree(address, name, rank, world, token, mtu, each, join_s, who))
+                self._trees.append(
+                    _Tree(address, name, rank, world, token, mtu, fragments, each, join_s, who)
+                )
         except BaseException:
             self.close()
             raise
@@ -170,7 +174,8 @@ class JobMember:
             return None, AggregationError(
                 f"packets of {tree.mtu} bytes are larger than the MTU of the path from {who} to "
                 f"{tree.address}", ranks=(self.rank,),
-                remedy=f"raise the MTU of the interfaces, or pass mtu={path_mtu(tree.datagrams)}",
+                remedy="raise the MTU of the interfaces, pass fragments=True, or "
+                f"mtu={path_mtu(tree.datagrams)}",
             )  # fmt: skip
         return f"datagrams to {tree.address} failed: {os.strerror(report.detail)}", None
 
@@ -213,14 +218,14 @@ class _Tree:
 
     def __init__(
         self, address: str, job: str, rank: int, world: int, token: str, mtu: int | None,
-        window: int, join_s: float, who: str,
+        fragments: bool, window: int, join_s: float, who: str,
     ) -> None:  # fmt: skip
         self.address, self._rank = address, rank
         host, port = parse_address(address)
         try:
             family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
             self.datagrams = socket.socket(family, socket.SOCK_DGRAM)
-            for_datagrams(self.datagrams)
+            for_datagrams(self.datagrams, fragments=fragments)
             self.datagrams.connect(target)
         except OSError as error:
             raise AggregationError(
@@ -228,7 +233,7 @@ class _Tree:
                 remedy="check the address",
             ) from error
         overhead = _IP_AND_UDP_BYTES[family] + HEADER_BYTES
-        self.mtu = mtu or min(path_mtu(self.datagrams), MAX_MTU)
+        self.mtu = mtu or (MAX_MTU if fragments else min(path_mtu(self.datagrams), MAX_MTU))
         request = {
             "job": job, "ranks": [rank], "world": world, "slots": 2 * window,
             "payload": (self.mtu - overhead) // 8 * 8,

@@ -30,7 +30,7 @@ _DISCOVER_MTU, _MTU = (
     {socket.AF_INET: 10, socket.AF_INET6: 23},
     {socket.AF_INET: 14, socket.AF_INET6: 24},
 )
-_NEVER_CUT = 2
+_FRAGMENT, _NEVER_FRAGMENT = 0, 2
 _CAPABLE_OF_MARKS = 2
 
 
@@ -77,8 +77,8 @@ def proof(token: str, challenge: str, request: Mapping[str, Any]) -> str:
     return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
-def for_datagrams(datagrams: socket.socket) -> None:
-    """Set large buffers, congestion marks (ECN), and that datagrams are never cut."""
+def for_datagrams(datagrams: socket.socket, *, fragments: bool) -> None:
+    """Set large buffers, congestion marks (ECN), and whether IP may fragment datagrams."""
     family = datagrams.family
     six = family == socket.AF_INET6
     for option, forced in _FORCED.items():
@@ -90,7 +90,7 @@ def for_datagrams(datagrams: socket.socket) -> None:
     marks = socket.IPV6_TCLASS if six else socket.IP_TOS
     datagrams.setsockopt(level, marks, _CAPABLE_OF_MARKS)
     datagrams.setsockopt(level, _RECEIVE_MARKS[family], 1)
-    datagrams.setsockopt(level, _DISCOVER_MTU[family], _NEVER_CUT)
+    datagrams.setsockopt(level, _DISCOVER_MTU[family], _FRAGMENT if fragments else _NEVER_FRAGMENT)
 
 
 def path_mtu(datagrams: socket.socket) -> int:

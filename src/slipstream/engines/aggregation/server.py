@@ -401,7 +401,7 @@ def _sockets(host: str, port: int) -> tuple[socket.socket, socket.socket]:
             streams = socket.create_server((host, port), family=family, backlog=128)
             datagrams = socket.socket(family, socket.SOCK_DGRAM)
             datagrams.bind(streams.getsockname())
-            for_datagrams(datagrams)
+            for_datagrams(datagrams, fragments=True)
             # A member whose path is blocked must not stop the others for long.
             limit = struct.pack("ll", 0, _SEND_US)
             datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
