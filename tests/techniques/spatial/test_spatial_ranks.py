@@ -251,31 +251,34 @@ def broken(scores: Any) -> float:
     raise ValueError("no references")
 
 
-def evaluated(rank: int) -> list[Any]:
+def evaluated(examples: int, metric: Any, rank: int) -> list[Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 3), nn.Dropout())
-    with Evaluation(score, 23, 4, np.mean) as evaluation:
+    with Evaluation(score, examples, 4, metric) as evaluation:
         first, second = evaluation.start(model), evaluation.start(model)
         assert model.training
-        results = [second.result(), first.result()]
-    with Evaluation(score, 23, 4, broken) as evaluation:
-        try:
-            evaluation.start(model).result()
-        except ChildError as error:
-            return [*results, str(error)]
-    return results
+        return [second.result(), first.result()]
 
 
-@pytest.mark.parametrize("ranks", [2, 7])
-def test_metrics_are_exactly_those_of_one_process(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "examples"), [(2, 23), (3, 7)])
+def test_metrics_are_exactly_those_of_one_process(ranks: int, examples: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 3), nn.Dropout()).eval()
+    batches = [range(at, min(at + 4, examples)) for at in range(0, examples, 4)]
     with torch.no_grad():
-        scores = torch.cat([score(model, range(at, min(at + 4, 23))) for at in range(0, 23, 4)])
+        scores = torch.cat([score(model, batch) for batch in batches])
     expected = float(np.mean(scores.double().numpy()))
-    for first, second, error in run_ranks(ranks, evaluated):
-        assert first == second == expected
-        assert "no references" in error
+    # With 3 ranks, one has no batch.
+    for answer in run_ranks(ranks, functools.partial(evaluated, examples, np.mean)):
+        assert answer == [expected, expected]
+
+
+def test_a_failed_metric_is_reported_on_all_ranks() -> None:
+    for error in run_ranks(2, functools.partial(evaluated, 4, broken)):
+        assert isinstance(error, ChildError)
+        assert "no references" in str(error)
+    for error in run_ranks(1, functools.partial(evaluated, 4, lambda scores: 0.0)):
+        assert "cannot be imported in another process" in str(error)
 
 
 def parts() -> tuple[Any, ...]:

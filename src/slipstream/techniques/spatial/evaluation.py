@@ -7,14 +7,11 @@ process. A rank without a batch in the last round scores one whose result is not
 
 from __future__ import annotations
 
-import importlib
 import os
-import runpy
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +24,10 @@ from slipstream.files import temporary_path
 from slipstream.ranks.group import ProcessGroup, process_group
 from slipstream.ranks.wire import wait
 from slipstream.surgery.check import evaluating
+from slipstream.techniques.spatial.metric import address
 
+# The module that runs in the child.
+_IN_CHILD = "slipstream.techniques.spatial.metric"
 Score = Callable[[Any, Sequence[int]], torch.Tensor]
 
 
@@ -56,8 +56,11 @@ class Evaluation:
         self.examples = as_integer("examples", examples)
         self.batch_size = as_integer("batch_size", batch_size)
         self.ranks = process_group(group)
-        self._metric = _address(metric)
-        self._children: list[Child] = []
+        # The metric's module may be next to the script.
+        paths = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+        self._metric = address(metric)
+        self._child = Child("the metric of an evaluation", environment=paths)
+        self._child.start_call(f"{_IN_CHILD}:warm_up", **self._metric)
         self._previous: PendingMetric | None = None
         self._started = 0
 
@@ -69,8 +72,7 @@ class Evaluation:
 
     def close(self) -> None:
         """End the process that computes the metric."""
-        while self._children:
-            self._children.pop().close()
+        self._child.close()
 
     def start(self, model: torch.nn.Module) -> PendingMetric:
         """Score all examples in evaluation mode, and start to compute the metric.
@@ -89,18 +91,13 @@ class Evaluation:
         if scores is not None:
             if self._previous is not None:
                 self._previous.finish()
-            self._previous = pending
             path = temporary_path("scores", ".npy")
             np.save(path, scores.numpy())
-            pending.begin(self._child(), {**self._metric, "scores": str(path)})
+            pending.begin(
+                self._child, {**self._metric, "scores": str(path)}, warming=self._previous is None
+            )
+            self._previous = pending
         return pending
-
-    def _child(self) -> Child:
-        if not self._children:
-            # The metric's module may be next to the script.
-            paths = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
-            self._children.append(Child("the metric of an evaluation", environment=paths))
-        return self._children[0]
 
     def _batches(self, rank: int) -> list[range]:
         whole = [
@@ -160,12 +157,14 @@ class PendingMetric:
 
     def __init__(self, ranks: ProcessGroup, owner: int) -> None:
         self.owner, self.seconds, self.waited_s = owner, 0.0, 0.0
-        self._ranks, self._child, self._answer = ranks, cast(Child | None, None), cast(Any, None)
+        self._ranks, self._calls = ranks, 0
+        self._child: Child | None = None
+        self._answer: Any = None
 
-    def begin(self, child: Child, arguments: dict[str, Any]) -> None:
-        """Start the computation in `child`."""
-        self._child = child
-        child.start_call("slipstream.techniques.spatial.evaluation:metric_of", **arguments)
+    def begin(self, child: Child, arguments: dict[str, Any], *, warming: bool) -> None:
+        """Start the computation in `child`, which may be busy with its warm-up."""
+        child.start_call(f"{_IN_CHILD}:compute", **arguments)
+        self._child, self._calls = child, 1 + warming
 
     def result(self) -> Any:
         """Return the metric on all ranks, which all call this; wait for it if necessary.
@@ -188,32 +187,8 @@ class PendingMetric:
             return
         began = time.perf_counter()
         try:
-            done = self._child.finish_call()
+            done = [self._child.finish_call() for _ in range(self._calls)][-1]
             self._answer, self.seconds = done["value"], done["seconds"]
         except SlipstreamError as error:
             self._answer = ChildError(f"rank {self.owner}: {error}")
         self.waited_s, self._child = time.perf_counter() - began, None
-
-
-def metric_of(scores: str, module: str, name: str, script: str) -> dict[str, Any]:
-    """Return the metric of a file of scores and the seconds that it took; runs in the child."""
-    values = np.load(scores)
-    Path(scores).unlink()
-    home: Any = runpy.run_path(script, run_name="__metric__") if script else None
-    function = home[name] if script else getattr(importlib.import_module(module), name)
-    began = time.perf_counter()
-    value = function(values)
-    value = value.item() if isinstance(value, np.generic) else value
-    return {"value": value, "seconds": time.perf_counter() - began}
-
-
-def _address(metric: Any) -> dict[str, str]:
-    """Return where a new process finds the function."""
-    module, name = getattr(metric, "__module__", ""), getattr(metric, "__qualname__", "")
-    script = str(getattr(sys.modules.get("__main__"), "__file__", "")) * (module == "__main__")
-    if not module or not name.isidentifier() or (module == "__main__" and not script):
-        raise InvalidArgumentError(
-            "metric", f"{name or metric!r} cannot be imported in another process",
-            remedy="pass a function that is defined at the top of a module or script",
-        )  # fmt: skip
-    return {"module": module, "name": name, "script": script}
