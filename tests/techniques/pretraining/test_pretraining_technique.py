@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from known_durations import context_for, timed_by_bytes
 from model_uses import check_uses
 from slipstream.errors import WorkloadError
+from slipstream.technique import combine, parse
+from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.pretraining import masked_head, packed_attention, unpad
 from slipstream.techniques.pretraining.technique import FusedLamb, MaskedHead, Unpad
 from slipstream.workload import BuiltWorkload
@@ -117,6 +119,21 @@ def test_recorded_rows_shrink_to_those_that_count(technique: Any) -> None:
     after = technique.predict(graph, context_for(technique, graph))
     assert after.tasks.duration_ns.sum() < 0.95 * graph.tasks.duration_ns.sum()
     assert after.memory.nbytes.sum() < graph.memory.nbytes.sum()
+
+
+def test_rows_grow_with_the_batch() -> None:
+    graph = graph_of(bert)
+    resized = combine(graph, parse("batch_size:x2"), context_for(BatchSize("x2"), graph))
+    for technique in (MaskedHead(), Unpad()):
+        assert technique.why_not(resized) is None
+        small, large = (
+            technique.predict(step, context_for(technique, step)) for step in (graph, resized)
+        )
+        rows = [
+            max(c.outputs[0].shape[0] for c in step.calls if c.name == "aten::addmm")
+            for step in (small, large)
+        ]
+        assert rows[1] == 2 * rows[0]
 
 
 def test_predicted_head_has_the_tasks_of_the_live_one() -> None:

@@ -90,23 +90,26 @@ class Rows:
 
 
 def rows_of(graph: Graph, count: Callable[[dict[str, Any]], int | None]) -> Rows | None:
-    """Return the remaining rows, by the recorded tokens; None if `count` returns None."""
+    """Return the remaining rows, by the recorded tokens; None if `count` returns None.
+
+    None also for a batch that another technique changed to a fraction of the recorded one.
+    """
     tokens: Any = graph.meta.get("tokens") or {}
     remaining = count(tokens) if tokens else None
     if remaining is None:
         return None
-    batch, length = tokens["shape"]
-    return Rows(batch, length, remaining)
+    times, fraction = divmod(graph.samples, tokens["shape"][0])
+    if fraction or not times:
+        return None
+    return Rows(times * tokens["shape"][0], tokens["shape"][1], times * remaining)
 
 
 def heads(flow: Flow) -> Iterator[Match]:
     """Find the operators from the last residual connection to the loss of tokens."""
     graph = flow.graph
-    tokens: Any = graph.meta.get("tokens") or {}
-    if not tokens:
+    rows = rows_of(graph, lambda tokens: 0)
+    if rows is None:
         return
-    batch, length = tokens["shape"]
-    rows = Rows(batch, length, 0)
     region: set[int] = set()
     for task in flow.calling(_LOSSES, StepPhase.FORWARD).tolist():
         call = flow.call(task)

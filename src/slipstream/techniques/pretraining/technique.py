@@ -228,7 +228,8 @@ class Unpad(TechniqueSettings):
         rows = self._rows(graph)
         assert rows is not None
         flow = flow_of(graph)
-        tokens: Any = graph.meta["tokens"]
+        recorded: Any = graph.meta["tokens"]
+        lengths = recorded["lengths"] * (rows.batch // recorded["shape"][0])
         attention: dict[int, Call] = {}
         for task in np.flatnonzero(graph.tasks.call >= 0).tolist():
             call = graph.calls[graph.tasks.call[task]]
@@ -237,7 +238,7 @@ class Unpad(TechniqueSettings):
                 parts = [task, *(b for b in flow.backward[task] if _is_attention(graph, b))]
                 for number, part in enumerate(parts):
                     packed = rows.call(graph.task(part).known_call)
-                    attention[part] = attention_call(tokens["lengths"], packed, number > 0)
+                    attention[part] = attention_call(lengths, packed, number > 0)
         others = [task for task in range(len(graph)) if task not in attention]
         return rows, rows.calls(graph, others), attention
 

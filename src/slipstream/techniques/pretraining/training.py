@@ -56,7 +56,7 @@ _READERS: Readers = {
 
 @dataclass(frozen=True)
 class PretrainingConfig:
-    """What ``slipstream plan`` and ``slipstream pretrain`` read from a TOML file.
+    """Settings of ``slipstream plan`` and ``slipstream pretrain``, read from a TOML file.
 
     Attributes:
         workload: ``train.py:function`` that returns ``(model, batch, loss, optimizer)``.
