@@ -270,6 +270,10 @@ def test_invalid_requests_are_refused(graph: Graph) -> None:
     pair = Mesh(np.array([0, 1]), ("data",))
     with pytest.raises(InvalidArgumentError, match="'all' has 2 devices"):
         place(graph, Placement((Part("all", (), pair, 3),), ORDERS["gpipe"](1, 1)), FAST)
+    alone = Mesh(np.array([0]), ("layer",))
+    twice = Part("all", (), alone, 3), Part("head", ("model.head",), alone, 3)
+    with pytest.raises(InvalidArgumentError, match="some share a device"):
+        place(graph, Placement(twice, ORDERS["gpipe"](2, 1)), FAST)
 
 
 def test_files_keep_a_placed_step(graph: Graph, tmp_path: Path) -> None:

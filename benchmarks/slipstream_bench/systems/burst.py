@@ -109,7 +109,7 @@ def _speeds(options: BenchOptions) -> Iterator[Bar]:
     rng = np.random.default_rng(0)
     for bar, count, k, branches, target in (
         ("plan of 1,000 layers on 1,024 devices", 1000, 11, (), 1.0),
-        ("plan of 11 blocks with 4 branches on 256 devices", 11, 9, (1, 2, 3, 2), 10.0),
+        ("plan of 11 blocks with 4 branches on 256 devices", 11, 9, (1, 2, 3, 2), 5.0),
     ):
         if not options.wants(bar):
             continue

@@ -126,7 +126,7 @@ class Burst(Spreads):
                 )
         wrong = [g for g, _ in self.bursts if graph.samples % g]
         if wrong or (len(self._options(graph)) < 2 and self.plan in ("", "1")):
-            among = wrong[0] if wrong else f"2 to {self.workers}"
+            among = wrong[0] if wrong else f"{'2 to ' * (self.workers > 2)}{self.workers}"
             return f"{graph.samples} samples do not divide among {among} devices"
         reasons = (_resize(graph, g).why_not(graph) for g in self._options(graph) if g > 1)
         return next(filter(None, reasons), None)
