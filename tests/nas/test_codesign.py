@@ -19,7 +19,7 @@ from known_durations import BytesMoved
 from slipstream.cli._main import _command
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError, WorkloadError
-from slipstream.hardware import Accelerator, Array, Chips, Pass
+from slipstream.hardware import Accelerator, Area, Array, Chips, Pass
 from slipstream.hardware.layers import OPERANDS
 from slipstream.hardware.mapping import cost
 from slipstream.nas import Supernet, derive_space, estimate
@@ -125,8 +125,8 @@ def test_only_operators_in_the_output_stage_of_a_product_are_free() -> None:
     assert [layer.name.split()[-1] for layer in layers] == [
         "conv2d", "conv2d", "gelu", "conv2d", "max_pool2d", "adaptive_avg_pool2d", "linear"
     ]  # fmt: skip
-    one, four = (network_layers(supernet(), supernet().space.full, batch=b) for b in (1, 4))
-    for single, several in zip(one, four, strict=True):
+    alone, four = (network_layers(supernet(), supernet().space.full, batch=b) for b in (1, 4))
+    for single, several in zip(alone, four, strict=True):
         if single.product and several.product:
             assert several.product[0].macs == 4 * single.product[0].macs
         else:
@@ -213,6 +213,12 @@ def test_invalid_searches_are_refused(settings: dict[str, Any], message: str) ->
         found(**settings)
 
 
+def test_limits_of_areas_that_are_not_described_are_refused() -> None:
+    chips = ChipSpace(replace(EDGE, area=Area()), VALUES)
+    with pytest.raises(InvalidArgumentError, match="area: is 0"):
+        search(supernet(), width_score, chips, constraints={"area": "<= 1"})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -251,9 +257,9 @@ def test_a_processor_is_timed_by_operator_and_setting(monkeypatch: pytest.Monkey
         def lookup(self, call: Any) -> Any:
             return super().lookup(call.call)
 
-    known: Any = Known()
+    table: Any = Known()
     monkeypatch.setattr("slipstream.nas.codesign.processor.usable_cores", lambda: 2)
-    space = ProcessorSpace((1, 2), batches=(1, 4), durations=known)
+    space = ProcessorSpace((1, 2), batches=(1, 4), durations=table)
     space._overhead = 500.0
     config = supernet().space.full
     costs = space.costs(supernet(), config)

@@ -218,9 +218,9 @@ def search(
         store: file of the study; None to keep it in memory.
 
     Raises:
-        InvalidArgumentError: a constraint is malformed, an exponent is not negative, or no
-            hardware satisfies the constraints with the smallest network (the error states how
-            close it gets).
+        InvalidArgumentError: a constraint is malformed, an exponent is not negative, a metric is
+            not described, or no hardware satisfies the constraints with the smallest network (the
+            error states how close it gets).
         UnknownNameError: a metric or the algorithm is unknown.
         WorkloadError: the hardware cannot run an operator of the network.
     """
@@ -239,6 +239,11 @@ def search(
     if not weights:
         raise InvalidArgumentError("minimize", "names no metric", remedy="for example energy")
     base = hardware.baseline(net, net.space.full)
+    for metric in {*(constraints or {}), *weights}:
+        if not base[metric] > 0:
+            raise InvalidArgumentError(
+                metric, "is 0 on the base hardware", remedy="describe it, or leave the metric out"
+            )
     limits = _limits(hardware, base, constraints or {})
     found = Codesign(net, hardware, limits, weights)
     _need_feasible(found)
