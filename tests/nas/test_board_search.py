@@ -20,6 +20,7 @@ from slipstream.search.metrics import State
 from slipstream.ship import DoesNotFitError
 from slipstream.ship.boards import Board, Fit, board, boards
 from slipstream.ship.export import quantize_model, write_network
+from slipstream.ship.firmware import costs, target
 
 _BOARD = Board("small", "cortex-m4", 12_000, 12_000, 100e6)
 
@@ -103,11 +104,12 @@ def test_data_that_are_no_classes_are_refused(train: Any, text: str) -> None:
         search_for_board(network(), data(8), data(8), board="stm32f446")
 
 
-def test_boards_have_a_measured_processor() -> None:
+def test_boards_have_a_processor_with_measured_costs() -> None:
     for entry in boards():
-        firmware = footprint().predict({}).firmware
-        assert firmware.target.name == "cortex-m4"
+        assert costs.fitted(target(entry.target))
         assert entry.instructions(entry.latency_ms(1e6)) == pytest.approx(1e6, abs=1)
+    with pytest.raises(UnknownNameError, match="cortex-m4"):
+        Footprint(footprint().net, data(8)[0], device="host")
 
 
 def test_fit_reports_every_limit(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ def nearest_fit(footprint: Footprint, limits: Mapping[str, float]) -> dict[str, 
     full, choices = footprint.net.space.full, footprint.net.space.choices
     columns = _drawn(footprint, rng)
     names = list(columns)
+    if not names:
+        return None
     # One parameter changed, then two, and so on.
     n = len(columns[names[0]])
     changed = rng.random((len(names), n)).argsort(0) < 1 + np.arange(n) % len(names)

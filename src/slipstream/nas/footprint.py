@@ -17,14 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch.fx import Node
 
-from slipstream.errors import WorkloadError
+from slipstream.errors import UnknownNameError, WorkloadError
 from slipstream.nas.space import Depth, Kernel, Width
 from slipstream.nas.supernet import Supernet, need_supernet
 from slipstream.nas.trace import op_name
 from slipstream.search import Candidate, Categorical, Space
 from slipstream.ship.export.floats import FloatModel, FloatOperator
 from slipstream.ship.export.quantize import calibrated, network_of
-from slipstream.ship.firmware import Forecast, Program, costs, forecast, lower, plan_arena, target
+from slipstream.ship.firmware import (
+    Forecast,
+    Program,
+    costs,
+    forecast,
+    lower,
+    plan_arena,
+    target,
+    targets,
+)
 from slipstream.ship.firmware.arena import ALIGN, arena_bounds
 from slipstream.ship.firmware.firmware import Firmware
 
@@ -88,12 +97,16 @@ class Footprint:
             keep their largest choice.
 
     Raises:
+        UnknownNameError: instructions were not measured on `device`.
         UnsupportedModelError: the model uses operators without a kernel.
         WorkloadError: the channels of a layer do not follow from the widths.
     """
 
     def __init__(self, net: Supernet, inputs: torch.Tensor, *, device: str = "cortex-m4") -> None:
         self.net, self.target = need_supernet(net), target(device)
+        if not costs.fitted(self.target):
+            fitted = [other.name for other in targets() if costs.fitted(other)]
+            raise UnknownNameError("target of predictions", device, fitted)
         model = net.export(net.space.full)
         self._floats, self._grids = calibrated(model, [inputs])
         self._nodes = self._matched()
