@@ -161,6 +161,11 @@ def test_a_search_returns_pairs_within_the_limits(algorithm: str, tmp_path: Path
     limits = {"time": "<= 1x", "area": "<= 1"}
     pairs = found(constraints=limits, algorithm=algorithm, store=store).run(15)
     front = pairs.pareto()
+    # The second candidate is the largest uniformly scaled network within the limits.
+    first, second = (pairs._split(trial.config)[0] for trial in pairs.study.trials[:2])
+    assert first == supernet().space.smallest
+    assert all(second[name] >= first[name] for name in first)
+    assert second != first
     assert 1 <= pairs.trainings <= 15
     assert [p.score for p in front] == sorted({p.score for p in front}, reverse=True)
     for pair, cheaper in itertools.pairwise(front):

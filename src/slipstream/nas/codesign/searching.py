@@ -24,6 +24,8 @@ from slipstream.search.metrics import SCORED, Limit, parse_limits
 from slipstream.tables import Column, Field, Table
 
 _Numbers = NDArray[np.float64]
+# Steps from the smallest to the whole network among which the first candidates are chosen.
+_LEVELS = 8
 
 
 @dataclass(frozen=True)
@@ -201,8 +203,9 @@ def search(
 
     The nested algorithm searches networks, and pairs each with the hardware that is best for it,
     found by evaluating every point; the joint one searches both (NaaS, Zhou et al., MLSys 2022).
-    A network that violates a limit on all hardware is rejected before it is scored. With a trained
-    supernet, `score` evaluates shared weights; it can also train the sub-network first.
+    A network that violates a limit on all hardware is rejected before it is scored. The first
+    candidates are the smallest network and the largest uniformly scaled one within the limits.
+    With a trained supernet, `score` evaluates shared weights; it can also train the network first.
 
     Args:
         score: function of an exported sub-network; higher is better, for example its accuracy. It
@@ -272,16 +275,16 @@ def search(
         for path, choice in net.space.choices.items()
     }
     both = {path: Categorical(options, ordered=True) for path, options in hardware.values.items()}
-    smallest: dict[str, Any] = dict(net.space.smallest)
+    start: list[dict[str, Any]] = [net.space.smallest, _largest(found)]
     if algorithm == "joint":
-        smallest |= hardware.at(found.best_point(net.space.smallest))
+        start = [config | hardware.at(found.best_point(config)) for config in start]
     found.study = study(
         name, Space(networks | both if algorithm == "joint" else networks),
         {"reward": "max"} if exponents else {"score": "max", **dict.fromkeys(minimize, "min")},
         estimator=Estimator(evaluate, units),
         analytic=[Estimator(costs_of, hardware.metrics, Provenance.SIMULATED)],
         constraints={limit.metric: f"{limit.op} {limit.value!r}" for limit in limits},
-        strategy=strategy, seed=seed, store=store, start=[smallest],
+        strategy=strategy, seed=seed, store=store, start=start,
     )  # fmt: skip
     return found
 
@@ -312,6 +315,26 @@ def _limits(
                 remedy="for example '<= 2'",
             )  # fmt: skip
     return limits
+
+
+def _largest(found: Codesign) -> dict[str, int]:
+    """Return the largest network within the limits whose choices are scaled uniformly."""
+
+    def scaled(level: int) -> dict[str, int]:
+        choices = {name: choice.choices for name, choice in found.net.space.choices.items()}
+        return {name: o[round(level / _LEVELS * (len(o) - 1))] for name, o in choices.items()}
+
+    def excess(level: int) -> float:
+        config = scaled(level)
+        return float(_violation(found._costs_of(config), found.limits).min())
+
+    low, high = 0, _LEVELS + 1
+    if not excess(_LEVELS):
+        return scaled(_LEVELS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if excess(middle) else (middle, high)
+    return scaled(low)
 
 
 def _need_feasible(found: Codesign) -> None:
