@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from forked_ranks import run_ranks
+from slipstream.cluster import Collective, Group
 from slipstream.errors import CommunicationError, WorkloadError
+from slipstream.techniques.burst import runner
 from slipstream.techniques.burst.background import background
 from slipstream.techniques.burst.technique import Burst
 from slipstream.workload.built import build_from
@@ -58,6 +60,26 @@ def test_bursts_train_like_one_process(workers: int, plan: str) -> None:
     # The first rank runs every layer.
     for ours, theirs in zip(answers[0][1], built.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-4, atol=1e-6)
+
+
+def measured_network(rank: int) -> tuple[int, float, float]:
+    cluster = runner._network()
+    cost = cluster.cost(Collective("p2p", 1e6, Group.of([0, 1])))
+    return cluster.devices, cost.latency_ns, cost.duration_ns
+
+
+def test_the_network_of_a_plan_is_that_between_the_first_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # There and back in 2 ms, and 20 ns more per byte.
+    monkeypatch.setattr(
+        runner, "timed",
+        lambda operation, rank, groups: [(0.0, 2e-3 + 20e-9 * operation.nbytes)] * (rank < 2),
+    )  # fmt: skip
+    devices, latency_ns, duration_ns = run_ranks(3, measured_network)[0]
+    assert devices == 3
+    assert latency_ns == pytest.approx(1e6, rel=0.01)
+    assert duration_ns == pytest.approx(1e6 + 10e6, rel=0.01)
 
 
 def lost(rank: int) -> None:

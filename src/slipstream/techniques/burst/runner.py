@@ -42,7 +42,7 @@ from slipstream.techniques.distributed.gradients import BUCKET_BYTES, FIRST_BUCK
 from slipstream.workload import BuiltWorkload
 
 # Messages that determine latency and bandwidth for a plan, in bytes.
-_SHORT, _LONG = 1 << 9, 1 << 20
+_SHORT, _LONG = 1 << 9, 1 << 18
 
 
 def run_in_bursts(
@@ -104,18 +104,10 @@ def _planned(
     limits: dict[str, float],
 ) -> list[int]:  # fmt: skip
     """Return the number of devices of each layer, planned from times on the first ranks."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    operations = [Operation("p2p", nbytes, (0, 1)) for nbytes in (_SHORT, _LONG)]
-    pair: dict[tuple[int, ...], Any] = {(0, 1): dist.new_group([0, 1])}
-    short, long = (
-        statistics.median([spent for _, spent in timed(operation, rank, pair)] or [0.0])
-        for operation in operations
-    )
+    cluster = _network()
     counts = torch.zeros(len(layers), dtype=torch.int64)
-    if rank == 0:
-        rate = 8 * (_LONG - _SHORT) / max(long - short, 1e-9)
-        cluster = Cluster.load(f"workers={ranks},link={rate / 1e6}mbit,latency={short * 1e6}us")
-        options = device_options(ranks, len(x))
+    if dist.get_rank() == 0:
+        options = device_options(cluster.devices, len(x))
         times = np.array([layer_times(layers, x[::devices]) for devices in options]).T * 1e9
         nbytes = [sum(p.nbytes for p in layer.parameters() if p.requires_grad) for layer in layers]
         outputs = [m.shape.numel() * m.dtype.itemsize for m in messages]
@@ -124,6 +116,21 @@ def _planned(
         counts[:] = torch.tensor(plan(made, options, **limits).devices)
     dist.broadcast(counts, 0)
     return [int(count) for count in counts]
+
+
+def _network() -> Cluster:
+    """Return all ranks, joined by links like those between the first two."""
+    pair: dict[tuple[int, ...], Any] = {(0, 1): dist.new_group([0, 1])}
+    short_s, long_s = (
+        # There and back.
+        statistics.median([spent for _, spent in timed(operation, dist.get_rank(), pair)] or [0])
+        / 2
+        for operation in (Operation("p2p", nbytes, (0, 1), 5) for nbytes in (_SHORT, _LONG))
+    )
+    rate = 8 * (_LONG - _SHORT) / max(long_s - short_s, 1e-9)
+    return Cluster.load(
+        f"workers={dist.get_world_size()},link={rate / 1e6}mbit,latency={short_s * 1e6}us"
+    )
 
 
 class _Part(NamedTuple):
