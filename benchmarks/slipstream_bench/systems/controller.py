@@ -450,7 +450,8 @@ def _parity(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(rows["training"])
     blocks = 25 if options.full else 7
-    with Controller(2) as pool, arms_on_ranks(2, rank_turns) as ranks:
+    # The hosts have the scheduling priority of the ranks.
+    with arms_on_ranks(2, rank_turns) as ranks, Controller(2) as pool:
         part = pool.slice(2)
         with pool.program("training") as training:
             x = training.input("x", _inputs(2), part, sharded(0))

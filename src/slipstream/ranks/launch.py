@@ -220,7 +220,7 @@ def answer_joined(
         import torch.distributed as dist
 
         if not dist.is_initialized():
-            _count_niceness_everywhere()
+            count_niceness_everywhere()
             torch.set_num_threads(1)
             join(rank, ranks, store, timeout_s)
         module, _, function = called.partition(":")
@@ -230,7 +230,7 @@ def answer_joined(
         raise ClusterError(f"rank {rank} of {name} failed: {what}") from error
 
 
-def _count_niceness_everywhere() -> None:
+def count_niceness_everywhere() -> None:
     """Apply this process's niceness across sessions.
 
     With autogroups Linux gives sessions equal shares, and niceness counts within a session; every

@@ -27,6 +27,7 @@ from slipstream.engines.controller import (
 from slipstream.engines.controller.host import HostGroup
 from slipstream.engines.controller.local import LocalEngine
 from slipstream.engines.controller.scheduling import FairQueue, QueuedClient
+from slipstream.engines.controller.watching import HostWatch
 from slipstream.errors import (
     CommunicationError,
     InvalidArgumentError,
@@ -342,3 +343,26 @@ def test_a_message_with_a_host_that_ended_names_it(tmp_path: Path) -> None:
         with pytest.raises(CommunicationError, match="between hosts 4 and 7") as raised:
             post(torch.ones(1), 7, 2)()
         assert raised.value.ranks == (7,)
+
+
+def test_hosts_are_stuck_only_without_progress() -> None:
+    watch = HostWatch(5.0, lambda launch: f"program {launch}")
+
+    def answer(host: int, waits_for: int | None, steps: int, now: float) -> None:
+        watch.ask([0, 1, 2], now)
+        watch.answer(host, {"at": [7, "3 (sum)"], "steps": steps, "waits_for": waits_for}, now)
+
+    for now in (0.0, 4.0, 8.0):
+        for host, waits_for, steps in ((0, 1, 5), (1, 2, 5), (2, None, int(now))):
+            answer(host, waits_for, steps, now)
+        # Host 2 computes, so that hosts 0 and 1 will continue.
+        assert list(watch.stuck(now)) == []
+    for now in (9.0, 15.0):
+        answer(2, 1, 9, now)
+    ((hosts, reason),) = watch.stuck(15.0)
+    assert sorted(hosts) == [1, 2]
+    assert "host 1 waits for host 2 in node 3 (sum) of launch 7 of 'program 7'" in reason
+    watch.ask([0], 16.0)
+    ((hosts, reason),) = watch.stuck(16.0)
+    assert (hosts, reason.endswith("which runs nothing")) == ([0], True)
+    assert next(watch.stuck(60.0)) == ([0], "it did not answer for 30 s")

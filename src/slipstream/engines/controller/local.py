@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.engines.controller.host import MESSAGE_S, HostRuntime
 from slipstream.errors import ChildError
 from slipstream.files import temporary_folder
-from slipstream.ranks.launch import Host
+from slipstream.ranks.launch import Host, count_niceness_everywhere
 from slipstream.ranks.members import Connection, Frame, Members
 
 
@@ -52,6 +52,7 @@ def serve(connection: Connection, number: int, folder: str) -> None:
         with contextlib.suppress(OSError):
             connection.send(message, payload)
 
+    count_niceness_everywhere()
     runtime = HostRuntime(number, folder, MESSAGE_S, emit)
     with contextlib.suppress(OSError):
         while True:

@@ -19,11 +19,13 @@ class HostWatch:
 
     def __init__(self, stall_s: float, describe: Callable[[int], str]) -> None:
         self._stall_s, self._describe = stall_s, describe
+        self._watched: Collection[int] = ()
         self._asked: dict[int, float] = {}
         self._seen: dict[int, tuple[dict[str, Any], float]] = {}
 
     def ask(self, hosts: Collection[int], now: float) -> list[int]:
         """Return the hosts to ask; those that are not listed are no longer watched."""
+        self._watched = hosts
         self._seen = {host: seen for host, seen in self._seen.items() if host in hosts}
         waiting = {host: since for host, since in self._asked.items() if host in hosts}
         self._asked = dict.fromkeys(hosts, now) | waiting
@@ -52,6 +54,9 @@ class HostWatch:
             if after in chain:
                 cycle = chain[chain.index(after) :]
                 yield cycle, "a deadlock: " + "; ".join(map(self._wait_of, cycle))
+                return
+            if after not in self._watched:
+                yield chain[-1:], f"{self._wait_of(chain[-1])}, which runs nothing"
                 return
 
     def _wait_of(self, host: int) -> str:
