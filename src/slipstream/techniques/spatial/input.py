@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
@@ -70,6 +69,8 @@ class InputModel:
         1958.
         """
         as_integer("hosts", hosts)
+        from scipy.special import ndtri  # slow to import
+
         latest = float(ndtri((hosts - 0.375) / (hosts + 0.25))) if hosts > 1 else 0.0
         deviation = self.load_ns * self.spread * math.sqrt(self.samples)
         return (self.samples * self.load_ns + latest * deviation) / self.loaders
