@@ -168,7 +168,9 @@ def curve(
     for count in workers:
         parts = technique.on_workers(combination, count)
         if global_batch:
-            per_worker, remainder = divmod(global_batch, count)
+            # Workers that divide samples or the model all take part in the whole batch.
+            divide = all(part.traits.axis == "data" for part in parts)
+            per_worker, remainder = divmod(global_batch, count) if divide else (global_batch, 0)
             if remainder or not per_worker:
                 raise InvalidArgumentError(
                     "global_batch",

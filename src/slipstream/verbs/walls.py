@@ -168,7 +168,8 @@ def walls_of(
     """
     assert p.graph is not None
     workers, samples = p.graph.workers, p.samples[1]
-    each = samples // workers
+    each = samples / workers
+    tiled = any(part.traits.axis == "tile" for part in p.techniques)
     steps = plan.samples / samples if samples else 0.0
     statistic_ns = sum(
         float(p.graph.tasks.duration_ns[row.task])
@@ -182,7 +183,7 @@ def walls_of(
         _fixed_batch(recorded, p, parts_ns["compute"], each, fixed_batch),
         RunWall("all-reduce", exposed_ns - statistic_ns, *predicted["all-reduce"]),
         RunWall("update", parts_ns["update"], *predicted["update"]),
-        _batch_norm(recorded, statistic_ns, each),
+        _batch_norm(recorded, statistic_ns, samples if tiled else each),
         _evaluation(plan, workers, steps, p.step_ns),
         _input(plan, workers, each, p.step_ns),
         _startup(plan, steps),
@@ -203,7 +204,7 @@ def _best(name: str, p: Predicted, others: Sequence[Predicted]) -> tuple[str, fl
 
 
 def _fixed_batch(
-    recorded: Graph, p: Predicted, compute_ns: float, each: int, fixed: bool
+    recorded: Graph, p: Predicted, compute_ns: float, each: float, fixed: bool
 ) -> RunWall:
     """Compare the time to compute a sample with that in the recorded step."""
     remedy = "several workers per sample: spatial or pipeline"
@@ -214,7 +215,7 @@ def _fixed_batch(
     update_ns = sum(wall.saved_ns for wall in _step_walls(p) if wall.name == "update")
     alone_ns = max(p.baseline_ns - update_ns, 0.0) / recorded.samples
     lost_ns = max(0.0, compute_ns - alone_ns * each)
-    detail = f"{each} sample{'s' * (each != 1)} per worker, {recorded.samples} recorded"
+    detail = f"{each:.3g} sample{'s' * (each != 1)} per worker, {recorded.samples} recorded"
     return RunWall("fixed batch", lost_ns, remedy, lost_ns, detail)
 
 
@@ -222,7 +223,7 @@ def _step_walls(p: Predicted) -> tuple[Any, ...]:
     return () if p.shared is None else p.shared.walls
 
 
-def _batch_norm(recorded: Graph, statistic_ns: float, each: int) -> RunWall:
+def _batch_norm(recorded: Graph, statistic_ns: float, each: float) -> RunWall:
     normalises = any("batch_norm" in name for name in recorded.strings)
     if not normalises:
         return RunWall("batch norm", 0.0, "", 0.0, "no layer normalises over the batch")
@@ -230,8 +231,8 @@ def _batch_norm(recorded: Graph, statistic_ns: float, each: int) -> RunWall:
         remedy = "smaller groups: batch_norm_groups"
         return RunWall("batch norm", statistic_ns, remedy, statistic_ns, "sums of groups")
     enough = each >= _MIN_NORMALISED
-    remedy = "" if enough else f"batch_norm_groups:{math.ceil(_MIN_NORMALISED / max(each, 1))}"
-    detail = f"statistics of {each} samples" + ("" if enough else ", too noisy to train with")
+    remedy = "" if enough else f"batch_norm_groups:{math.ceil(_MIN_NORMALISED / max(each, 1.0))}"
+    detail = f"statistics of {each:.3g} samples" + ("" if enough else ", too noisy to train with")
     return RunWall("batch norm", 0.0, remedy, 0.0, detail)
 
 
@@ -251,11 +252,11 @@ def _evaluation(plan: TrainingPlan, workers: int, steps: float, step_ns: float) 
     return RunWall("evaluation", whole_ns / steps, remedy, saved_ns / steps, detail)
 
 
-def _input(plan: TrainingPlan, workers: int, each: int, step_ns: float) -> RunWall:
+def _input(plan: TrainingPlan, workers: int, each: float, step_ns: float) -> RunWall:
     if not plan.load_ns or not each:
         unknown = "unknown: pass --run load=TIME,spread=0.3,loaders=N"
         return RunWall("input", None, "more loaders", None, unknown)
-    model = InputModel(each, plan.load_ns, plan.spread, int(plan.loaders))
+    model = InputModel(math.ceil(each), plan.load_ns, plan.spread, int(plan.loaders))
     late_ns = model.waiting_ns(workers, step_ns)
     detail = f"slowest of {workers} hosts: {format_duration(model.slowest_ns(workers))} per batch"
     remedy = f"{model.loaders_for(workers, step_ns)} loaders per worker" if late_ns else ""

@@ -12,23 +12,37 @@ from slipstream.graph import Graph, replay
 from slipstream.technique import parse, refusal
 from slipstream.techniques.spatial.input import InputModel
 from slipstream.techniques.spatial.technique import BatchNormGroups, Spatial
+from slipstream.verbs.scaling import curve
 from slipstream.workload.built import build_from
-from small_steps import FAST, graph_of, shared, still
+from small_steps import FAST, Copies, graph_of, shared, still
 from tiny_models import record
+
+
+def recorded(layers: list[nn.Module]) -> Graph:
+    torch.manual_seed(0)
+    batch = torch.randn(4, 3, 32, 24), torch.randint(0, 2, (4,))
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    built = build_from((model, batch, nn.functional.cross_entropy, optimizer), (), 0, "images")
+    return still(record(built))
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    torch.manual_seed(0)
-    model = nn.Sequential(
+    layers = [
         nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(4, 8, 5, 2, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2),
-    )  # fmt: skip
-    batch = torch.randn(4, 3, 32, 24), torch.randint(0, 2, (4,))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return still(
-        record(build_from((model, batch, nn.functional.cross_entropy, optimizer), (), 0, "images"))
-    )
+    ]  # fmt: skip
+    return recorded(layers)
+
+
+def test_a_fixed_batch_is_not_divided_among_tiles(graph: Graph) -> None:
+    points = curve(graph, FAST, [2, 4], text="spatial", global_batch=4, durations=Copies()).points
+    assert [point.prediction.samples[1] for point in points] == [4, 4]
+    walls = {wall.name: wall for wall in points[-1].walls}
+    assert "1 sample per worker" in walls["fixed batch"].detail
+    assert walls["batch norm"].detail == "sums of groups"
+    assert walls["batch norm"].ns > 0
 
 
 def test_settings_are_checked_and_written_back() -> None:
@@ -49,6 +63,8 @@ def test_reasons_against_tiles_and_groups(graph: Graph) -> None:
     assert "no convolution" in str(refusal(Spatial(2), graph_of("transformer")))
     assert "smaller than the halo" in str(refusal(Spatial(32, 32), graph))
     assert refusal(Spatial(4), graph) is None
+    up = recorded([nn.ConvTranspose2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()])
+    assert "transposed convolutions" in str(refusal(Spatial(2), up))
     assert "combine it" in str(refusal(BatchNormGroups(2), graph))
     assert "4 workers do not make groups of 3" in str(
         refusal(BatchNormGroups(3), shared(graph, FAST))

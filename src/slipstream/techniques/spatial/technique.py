@@ -42,8 +42,11 @@ _WINDOWS = {
     "aten::avg_pool2d": (0, (1, 2, 3, None)),
     "aten::avg_pool2d_backward": (1, (2, 3, 4, None)),
 }
+_TRANSPOSED = {"aten::convolution": 6, "aten::convolution_backward": 7}
 # Sizes among their arguments would have to change too; they take no time.
 _VIEWS = frozenset({"aten::view", "aten::_unsafe_view", "aten::expand", "aten::as_strided"})
+# Techniques that make replicas without DistributedDataParallel.
+_NOT_DDP = frozenset({"adasum", "burst", "fsdp", "pipeline", "priority_sync", "spatial"})
 _NORMS = ("aten::native_batch_norm", "aten::native_batch_norm_backward")
 
 
@@ -96,7 +99,10 @@ class Spatial(Spreads):
         """Return why the images cannot be divided; None if they can."""
         if (reason := super().why_not(graph, workload)) is not None:
             return reason
-        sites = list(_sites(graph, self.grid))
+        if any(call.name in _TRANSPOSED and call.arguments[_TRANSPOSED[call.name]]
+               for call in graph.calls):  # fmt: skip
+            return "transposed convolutions cannot compute tiles"
+        sites = list(_sites(graph))
         if not sites:
             return "the step has no convolution or pooling of images"
         for site in sites:
@@ -123,7 +129,7 @@ class Spatial(Spreads):
         rescale(edit, graph, changes, context.durations)
         mesh = Mesh(np.arange(self.workers).reshape(self.grid), _AXES)
         halos = 0
-        for site in _sites(graph, self.grid):
+        for site in _sites(graph):
             halos += self._exchange(edit, cluster, mesh, site)
         put_statistics(edit, graph, cluster, Group.of(whole.members))
         if len(graph.memory):
@@ -135,7 +141,7 @@ class Spatial(Spreads):
 
     def _changes(self, graph: Graph) -> CallChanges:
         passes = np.flatnonzero(np.isin(graph.tasks.phase, (StepPhase.FORWARD, StepPhase.BACKWARD)))
-        extents = {site.image.shape[-2:] for site in _sites(graph, self.grid)}
+        extents = {site.image.shape[-2:] for site in _sites(graph)}
         extents |= {
             call.outputs[0].shape[-2:]
             for call in graph.calls
@@ -237,7 +243,9 @@ class BatchNormGroups(OnReplicas):
     ranks: int = 2
 
     name: ClassVar[str] = "batch_norm_groups"
-    traits: ClassVar[Traits] = replace(ON_REPLICAS, hook="none", stage=Stage.DISTRIBUTION + 1)
+    traits: ClassVar[Traits] = replace(
+        ON_REPLICAS, hook="none", stage=Stage.DISTRIBUTION + 1, conflicts=_NOT_DDP
+    )
     effect: ClassVar[Quality] = Quality(
         QualityKind.NEEDS_TRAINING, "batch norm normalises the samples of several replicas"
     )
@@ -311,7 +319,7 @@ def put_statistics(edit: Editor, graph: Graph, cluster: Cluster, group: Group) -
     return count
 
 
-def _sites(graph: Graph, grid: tuple[int, int]) -> Iterator[_Site]:
+def _sites(graph: Graph) -> Iterator[_Site]:
     """Yield the operators that need halos, in program order."""
     for task in range(len(graph)):
         call = graph.task(task).call
