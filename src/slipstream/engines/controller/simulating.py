@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from slipstream import native
-from slipstream.engines.controller.tracing import TracedNode, TracedProgram
+from slipstream.engines.controller.tracing import TracedProgram
 from slipstream.errors import ChildError, UsageError
 from slipstream.ranks.members import Frame
 
@@ -68,88 +68,55 @@ def predict_launch(
     if not program.hosts:
         raise UsageError(f"the slices of '{program.name}' are unbound", remedy="bind(program)")
     costs = costs or ControlCosts()
-    times = compute_ns if isinstance(compute_ns, Mapping) else None
-    tasks = _Tasks()
     hosts = program.hosts
     index = {host: at for at, host in enumerate(hosts)}
-    # Lanes: the controller, the network, and a preparing thread and a device per host.
-    sends = [tasks.add(0, costs.message_ns) for _ in hosts]
+    # (lane, duration), and (source, target, delay). Lanes: the controller, the network, and a
+    # preparing thread and a device per host.
+    tasks = [(0, costs.message_ns) for _ in hosts]
+    edges: list[tuple[int, int, float]] = []
     done: dict[int, dict[int, int]] = {}
+
+    def add(lane: int, duration_ns: float) -> int:
+        tasks.append((lane, duration_ns))
+        return len(tasks) - 1
+
     for node in program.nodes:
-        members = _hosts_of(node)
         computes = 0.0
         if node.kind == "compute":
-            computes = times.get(node.name, 0.0) if times is not None else float(compute_ns)  # type: ignore[arg-type]
+            shared = not isinstance(compute_ns, Mapping)
+            computes = float(compute_ns) if shared else compute_ns.get(node.name, 0.0)  # type: ignore[union-attr, arg-type]
         ran: dict[int, int] = {}
-        for host in members:
-            prepared = tasks.add(2 + 2 * index[host], costs.prepare_ns)
-            tasks.edge(sends[index[host]], prepared, costs.latency_ns)
-            ran[host] = tasks.add(3 + 2 * index[host], computes)
-            tasks.edge(prepared, ran[host])
-        _depend(tasks, node, ran, done, costs)
-    schedule = tasks.simulate(2 + 2 * len(hosts), _LAUNCHES)
+        for host in {*node.on.hosts, *(host for value in node.outputs for host in value.on.hosts)}:
+            prepared = add(2 + 2 * index[host], costs.prepare_ns)
+            ran[host] = add(3 + 2 * index[host], computes)
+            edges += [(index[host], prepared, costs.latency_ns), (prepared, ran[host], 0.0)]
+        for value in node.inputs:
+            before = done.get(value.number, {})
+            if node.kind == "compute" or len({*before, *ran}) == 1:
+                edges += [(before[host], ran[host], 0.0) for host in ran if host in before]
+                continue
+            # Hosts meet in a task, so that edges are linear in hosts.
+            meet = add(1, 0.0)
+            delay = costs.latency_ns + value.shard_bytes / costs.bytes_per_ns
+            edges += [(task, meet, 0.0) for task in before.values()]
+            edges += [(meet, task, delay) for task in ran.values()]
+        for value in node.outputs:
+            done[value.number] = {host: ran[host] for host in set(value.on.hosts)}
+    lane, duration = np.array(tasks).T
+    source, target, delay_ns = np.array(edges, np.float64).T
+    policies = np.full(2 + 2 * len(hosts), native.Policy.FIXED, np.uint8)
+    policies[1] = native.Policy.CONCURRENT
+    parts = native.Edges(source.astype(np.int32), target.astype(np.int32), delay_ns)
+    schedule = native.simulate(
+        native.Program(
+            lane.astype(np.int32), duration, policies=policies, edges=parts, steps=_LAUNCHES
+        )
+    )
     ends, busy = schedule.step_end_ns, schedule.lane_busy_ns / _LAUNCHES
     return ControlPrediction(
         float(ends[0]), float(ends[-1] - ends[-2]), float(busy[3::2].max()),
         float(max(busy[0], busy[2::2].max())),
     )  # fmt: skip
-
-
-def _hosts_of(node: TracedNode) -> list[int]:
-    return sorted({*node.on.hosts, *(host for value in node.outputs for host in value.on.hosts)})
-
-
-def _depend(
-    tasks: _Tasks, node: TracedNode, ran: Mapping[int, int], done: dict[int, dict[int, int]],
-    costs: ControlCosts,
-) -> None:  # fmt: skip
-    """Add the edges from the producers of a node's inputs."""
-    crosses = node.kind == "sum" or node.kind == "move"
-    for value in node.inputs:
-        producers = done.get(value.number, {})
-        delay = costs.latency_ns + value.shard_bytes / costs.bytes_per_ns
-        if crosses and len({*producers, *ran}) > 1:
-            # Where hosts meet: linear in hosts, unlike edges between all pairs.
-            meet = tasks.add(1, 0.0)
-            for task in producers.values():
-                tasks.edge(task, meet)
-            for task in ran.values():
-                tasks.edge(meet, task, delay)
-        else:
-            for host, task in ran.items():
-                if host in producers:
-                    tasks.edge(producers[host], task)
-    for value in node.outputs:
-        done[value.number] = {host: ran[host] for host in set(value.on.hosts)}
-
-
-class _Tasks:
-    def __init__(self) -> None:
-        self._lane: list[int] = []
-        self._duration: list[float] = []
-        self._edges: list[tuple[int, int, float]] = []
-
-    def add(self, lane: int, duration_ns: float) -> int:
-        self._lane.append(lane)
-        self._duration.append(duration_ns)
-        return len(self._lane) - 1
-
-    def edge(self, source: int, target: int, delay_ns: float = 0.0) -> None:
-        self._edges.append((source, target, delay_ns))
-
-    def simulate(self, lanes: int, steps: int) -> native.Schedule:
-        policies = np.full(lanes, native.Policy.FIXED, np.uint8)
-        policies[1] = native.Policy.CONCURRENT
-        edges = np.array(self._edges, np.float64).reshape(-1, 3)
-        return native.simulate(
-            native.Program(
-                lane=np.array(self._lane, np.int32), duration_ns=np.array(self._duration),
-                policies=policies, steps=steps,
-                edges=native.Edges(
-                    edges[:, 0].astype(np.int32), edges[:, 1].astype(np.int32), edges[:, 2]
-                ),
-            )
-        )  # fmt: skip
 
 
 class SimEngine:

@@ -8,7 +8,7 @@ import numpy as np
 
 from slipstream.engines.controller.launches import LaunchFuture
 from slipstream.errors import UsageError
-from slipstream.graph import Dependency, Edges, Graph, Kind, StepPhase, Tasks
+from slipstream.graph import PROVENANCES, Dependency, Edges, Graph, Kind, StepPhase, Tasks
 from slipstream.graph.values import StringTable
 from slipstream.provenance import Provenance
 
@@ -43,7 +43,7 @@ def launch_graph(future: LaunchFuture) -> Graph:
     for row, after in itertools.zip_longest(rows, rows[1:]):
         same = after is not None and after[0] == row[0]
         gaps.append(float(max(after[4] - row[3], 0)) if same else 0.0)
-    edges: list[tuple[int, int, float]] = []
+    edges: list[tuple[int, int]] = []
     producer = {value.number: at for at, node in enumerate(program.nodes) for value in node.outputs}
     for host, node, start, *_ in rows:
         for value in program.nodes[node].inputs:
@@ -51,34 +51,26 @@ def launch_graph(future: LaunchFuture) -> Graph:
                 source = task_of.get((other, producer.get(value.number, -1)))
                 crosses = program.nodes[node].kind != "compute" and other != host
                 if source is not None and crosses and rows[source][3] <= start:
-                    edges.append((source, task_of[host, node], 0.0))
-    n, kinds = len(rows), {"compute": Kind.OP}
-    nothing = np.zeros(n, np.int32)
+                    edges.append((source, task_of[host, node]))
+    nodes = [program.nodes[node] for _, node, *_ in rows]
+    names = np.array([strings.add(node.name) for node in nodes], np.int32)
+    modules = np.array([strings.add(node.on.name) for node in nodes], np.int32)
+    kinds = [Kind.OP if node.kind == "compute" else Kind.COMMUNICATION for node in nodes]
+    lane = np.array([lanes[host] for host, *_ in rows], np.int32)
+    durations = np.array([float(end - start) for _, _, start, end, _ in rows])
+    n = len(rows)
+    nothing, unknown = np.zeros(n, np.int32), np.full(n, -1, np.int32)
+    sources, targets = np.array(edges, np.int32).reshape(-1, 2).T
     graph = Graph(
         tasks=Tasks(
-            name=np.array(
-                [strings.add(program.nodes[node].name) for _, node, *_ in rows], np.int32
-            ),
-            scope=nothing, source=nothing,
-            module=np.array(
-                [strings.add(program.nodes[node].on.name) for _, node, *_ in rows], np.int32
-            ),
-            kind=np.array(
-                [kinds.get(program.nodes[node].kind, Kind.COMMUNICATION) for _, node, *_ in rows],
-                np.uint8,
-            ),
-            phase=np.full(n, StepPhase.OTHER, np.uint8),
-            lane=np.array([lanes[host] for host, *_ in rows], np.int32), rank=nothing,
-            call=np.full(n, -1, np.int32), sequence=np.full(n, -1, np.int64),
-            duration_ns=np.array([float(end - start) for _, _, start, end, _ in rows]),
-            gap_ns=np.array(gaps), spread=np.zeros(n),
-            provenance=np.full(n, _measured(), np.uint8),
+            names, nothing, modules, nothing, np.array(kinds, np.uint8),
+            np.full(n, StepPhase.OTHER, np.uint8), lane, nothing, unknown,
+            unknown.astype(np.int64), durations, np.array(gaps), np.zeros(n),
+            np.full(n, PROVENANCES.index(Provenance.MEASURED), np.uint8),
         ),
         edges=Edges(
-            np.array([edge[0] for edge in edges], np.int32),
-            np.array([edge[1] for edge in edges], np.int32),
-            np.full(len(edges), Dependency.COMMUNICATION, np.uint8),
-            np.array([edge[2] for edge in edges], np.float64), np.zeros(len(edges), np.uint8),
+            sources, targets, np.full(len(edges), Dependency.COMMUNICATION, np.uint8),
+            np.zeros(len(edges)), np.zeros(len(edges), np.uint8),
         ),
         strings=strings.freeze(), calls=(), operand_start=np.zeros(n + 1, np.int64),
         operands=np.empty(0, np.int32), parameters=np.empty(0, np.int32),
@@ -87,9 +79,3 @@ def launch_graph(future: LaunchFuture) -> Graph:
     )  # fmt: skip
     graph.check()
     return graph
-
-
-def _measured() -> int:
-    from slipstream.graph import PROVENANCES
-
-    return PROVENANCES.index(Provenance.MEASURED)
