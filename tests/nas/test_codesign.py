@@ -275,8 +275,6 @@ def test_a_processor_is_timed_by_operator_and_setting(monkeypatch: pytest.Monkey
     total = costs["latency"][space.point({"threads": 1, "dtype": "float32", "batch": 4})]
     halved = (total * 1e6 - 1500 * len(operators)) / 2
     assert costs["latency"][point] * 1e6 == pytest.approx(halved + 1500 * len(operators))
-    module, dtype, batch = space.runnable(supernet(), config, point)
-    assert module(torch.randn(batch, 1, 8, 8, dtype=dtype)).dtype is torch.bfloat16
     pairs = search(supernet(), width_score, space, minimize=["time"]).run(5)
     assert all(pair.hardware["batch"] == 4 for pair in pairs.pareto())
     (best,) = pairs.pareto()[:1]

@@ -219,9 +219,11 @@ def _processor_rows(options: BenchOptions, net: Supernet) -> Iterator[Bar]:
     for config in configs:
         costs = space.costs(net, config)
         for point in rng.permutation(len(space))[:4].tolist():
-            module, dtype, batch = space.runnable(net, config, point)
+            values = space.at(point)
+            dtype, batch = getattr(torch, values["dtype"]), values["batch"]
+            module = net.export(config).to(dtype)
             x = fashion.images("train")[0][:batch].to(dtype)
-            torch.set_num_threads(space.at(point)["threads"])
+            torch.set_num_threads(values["threads"])
             with torch.inference_mode():
                 taken = times_s(lambda m=module, x=x: m(x), 40, clock="wall", settle=5)  # type: ignore[misc]
             torch.set_num_threads(1)

@@ -7,6 +7,7 @@ operator that is not a view takes time and energy.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -104,17 +105,20 @@ def network_layers(
     """
     subnet = BatchSubnet(net, config, batch)
     nodes = [node for node in net.nodes if subnet.runs(node)]
-    readers: dict[Node, int] = {}
-    for node in nodes:
-        for operand in node.all_input_nodes:
-            made = subnet.skipped.get(operand, operand)
-            readers[made] = readers.get(made, 0) + 1
+
+    def made_by(node: Node) -> Node:
+        # The sum of a skipped block is its shortcut, which may be such a sum, too.
+        while node in subnet.skipped:
+            node = subnet.skipped[node]
+        return node
+
+    readers = Counter(made_by(operand) for node in nodes for operand in node.all_input_nodes)
     staged: set[Node] = set()
     layers = []
     for node in nodes:
         found = list(_layers(subnet, node))
-        source: Any = node.args[0] if node.args else None
-        made = subnet.skipped.get(source, source)
+        first = node.args[0] if node.args else None
+        made = made_by(first) if isinstance(first, Node) else node
         if any(layer.product for layer in found):
             staged.add(node)
         elif op_name(node) in _OUTPUT_STAGE and made in staged and readers[made] == 1:

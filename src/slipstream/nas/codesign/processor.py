@@ -105,14 +105,6 @@ class ProcessorSpace(HardwareSpace):
             Field[tuple[str, float]].number("of the time", lambda row: f"{row[1] / total:.0%}"),
         ])  # fmt: skip
 
-    def runnable(
-        self, net: Supernet, config: Mapping[str, int], point: int
-    ) -> tuple[torch.nn.Module, torch.dtype, int]:
-        """Return the network of a point as a plain module in its dtype, the dtype and the batch."""
-        values = self.at(point)
-        dtype = getattr(torch, values["dtype"])
-        return net.export(config).to(dtype), dtype, values["batch"]
-
     def _overhead_ns(self, net: Supernet) -> float:
         """Return the time per operator that PyTorch's modules take around it, measured once."""
         if self._overhead is None:
