@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -111,13 +111,12 @@ def test_bfloat16_gradients_are_summed_in_float32(server: AggregationServer) -> 
     assert ours[0]["buckets"] > 0
 
 
-def test_the_example_trains(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_trains() -> None:
     example = Path(__file__).parents[3] / "examples" / "summed_gradients.py"
-    monkeypatch.setattr(sys, "argv", [str(example), "--steps", "21"])
-    runpy.run_path(str(example), run_name="__main__")
-    shown = capsys.readouterr().out
+    # In a separate process, since its threads would not survive the forks of other tests.
+    shown = subprocess.run(
+        [sys.executable, str(example), "--steps", "21"], capture_output=True, text=True, check=True
+    ).stdout
     losses = [float(text) for text in re.findall(r"loss ([\d.]+)", shown)]
     assert losses[-1] < losses[0]
     assert "21 buckets summed by the aggregator" in shown
