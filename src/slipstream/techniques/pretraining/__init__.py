@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     )
     from slipstream.techniques.pretraining.training import (
         PretrainingConfig,
-        TrainingError,
         TrainingPhase,
         pretrain,
     )
@@ -38,7 +37,7 @@ _HOMES = {
     ),
     "lamb": ("FusedLAMB",),
     "shards": ("CorpusError", "MaskedBatches", "ShardedTokens", "write_shards"),
-    "training": ("PretrainingConfig", "TrainingError", "TrainingPhase", "pretrain"),
+    "training": ("PretrainingConfig", "TrainingPhase", "pretrain"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -51,7 +50,6 @@ __all__ = [
     "PackedTokens",
     "PretrainingConfig",
     "ShardedTokens",
-    "TrainingError",
     "TrainingPhase",
     "masked_head",
     "packed_attention",

@@ -12,17 +12,17 @@ import fcntl
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
 from slipstream.files import replacing, temporary_folder, write_text
 from slipstream.ranks.launch import Host, WorkerProcesses, join
 from slipstream.schema import Readers, build
 from slipstream.technique import parse
-from slipstream.workload import Workload, drive
+from slipstream.workload import BuiltWorkload, Workload, drive
 
 _MAX_BAD_LOSSES = 3
 _CHECKPOINT, _LOSSES = "checkpoint.pt", "losses.json"
@@ -170,15 +170,11 @@ def pretrain(
         while True:
             try:
                 return _run(config, ranks, report)
-            except SlipstreamError as error:
-                if ranks == 1 or isinstance(error, TrainingError):
+            except ChildError as error:
+                if ranks == 1:
                     raise
                 ranks -= 1
                 report(f"a rank failed ({error.what}); {ranks} continue from the last checkpoint")
-
-
-class TrainingError(SlipstreamError):
-    """Training cannot continue on any number of ranks."""
 
 
 @contextlib.contextmanager
@@ -199,7 +195,7 @@ def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -
     Workload.parse(config.workload)
     parse(config.techniques or "unpad")
     if not config.corpus:
-        raise TrainingError("no corpus is named", remedy="add a line corpus = FOLDER")
+        raise SlipstreamError("no corpus is named", remedy="add a line corpus = FOLDER")
     with (
         temporary_folder("pretraining") as folder,
         WorkerProcesses(
@@ -211,13 +207,10 @@ def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -
             "ranks": ranks, "folder": str(folder),
         }  # fmt: skip
         while True:
-            answer = processes.call(
+            losses: list[float] = processes.call(
                 "slipstream.techniques.pretraining.training:segment", None,
                 lambda rank: {**shared, "rank": rank},
             )[0]  # fmt: skip
-            if answer["error"]:
-                raise TrainingError(answer["error"], remedy="lower the learning rate")
-            losses: list[float] = answer["losses"]
             write_text(Path(config.output, _LOSSES), json.dumps(losses))
             report(f"update {len(losses)} of {config.steps}: loss {losses[-1]:.4f}")
             if len(losses) >= config.steps:
@@ -227,8 +220,8 @@ def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -
 # The code below runs in a rank's process.
 
 
-def segment(config: Mapping[str, Any], rank: int, ranks: int, folder: str) -> dict[str, Any]:
-    """Train up to the next checkpoint; return all losses, or an ``error``."""
+def segment(config: Mapping[str, Any], rank: int, ranks: int, folder: str) -> list[float]:
+    """Train up to the next checkpoint; return all losses."""
     settings = build(PretrainingConfig, dict(config), "", "configuration", _READERS)
     if "trainer" not in _state:
         _state["trainer"] = _Trainer(settings, rank, ranks, folder)
@@ -249,13 +242,19 @@ class _Trainer:
         techniques = parse(config.techniques) if config.techniques else ()
         workload = Workload.parse(config.workload).with_technique(*techniques)
 
-        def keep(built: Any) -> Any:
-            return built
-            yield
+        if workload.function is None:
+            raise SlipstreamError(
+                "the workload is a script", where=config.workload,
+                remedy="name a function that returns (model, batch, loss, optimizer)",
+            )  # fmt: skip
 
-        built = drive(workload, keep, keep, keep_in=Path(folder), seed=config.seed)
+        def keep(built: BuiltWorkload) -> Generator[None, Any, BuiltWorkload]:
+            yield from ()
+            return built
+
+        built = drive(workload, keep, _no_script, keep_in=Path(folder), seed=config.seed)
         if built.optimizer is None or built.model is None or not built.from_parts:
-            raise TrainingError(
+            raise SlipstreamError(
                 "the workload does not return its parts", where=config.workload,
                 remedy="return (model, batch, loss, optimizer)",
             )  # fmt: skip
@@ -275,7 +274,7 @@ class _Trainer:
         join(rank, ranks, f"{folder}/store", 60.0)
         built.model = DistributedDataParallel(built.model)
 
-    def segment(self) -> dict[str, Any]:
+    def segment(self) -> list[float]:
         """Train up to the next checkpoint, and write it."""
         import torch
         import torch.distributed as dist
@@ -286,8 +285,11 @@ class _Trainer:
             loss = self._update(len(self.losses))
             bad = 0 if math.isfinite(loss) else bad + 1
             if bad == _MAX_BAD_LOSSES:
-                what = f"{bad} losses in a row are not finite, up to update {len(self.losses)}"
-                return {"error": what, "losses": self.losses}
+                raise SlipstreamError(
+                    f"{bad} losses in a row are not finite, up to update {len(self.losses)}",
+                    where=config.workload,
+                    remedy="lower the learning rate, and continue from the checkpoint",
+                )
             self.losses.append(loss)
         if self.rank == 0:
             saved = {
@@ -297,7 +299,7 @@ class _Trainer:
             with replacing(Path(config.output, _CHECKPOINT)) as temporary:
                 torch.save(saved, temporary)
         dist.barrier()
-        return {"error": "", "losses": self.losses}
+        return self.losses
 
     def _update(self, step: int) -> float:
         """Run one update; return the mean loss of the global batch's labelled tokens."""
@@ -350,12 +352,17 @@ class _Trainer:
             group["lr"] = (phase.lr or rate) * min(warm, left)
 
 
+def _no_script(result: object) -> NoReturn:
+    """Never called: functions return."""
+    raise AssertionError
+
+
 def _check_vocabulary(model: Any, vocabulary: int) -> None:
     from torch import nn
 
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     if tables and max(tables) < vocabulary:
-        raise TrainingError(
+        raise SlipstreamError(
             f"the corpus has {vocabulary} tokens, the model's largest embedding {max(tables)} rows",
             remedy="use the vocabulary that the corpus was written with",
         )
