@@ -27,7 +27,7 @@ class LAMB(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             (beta1, beta2), decay = group["betas"], group["weight_decay"]
             for p in group["params"]:
