@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from slipstream.engines.controller import Controller, engine_by_name, run_program, sharded
+from slipstream.engines.controller.host import HostRuntime
 from slipstream.errors import (
     ChildError,
     CommunicationError,
     MissingExtraError,
     UnknownNameError,
+    UsageError,
 )
 from slipstream.ranks.members import Members
 
@@ -80,3 +82,10 @@ def test_a_member_that_cannot_start_is_named(forked: None) -> None:
             members.start({0: {}})
     finally:
         members.stop()
+
+
+def test_a_host_does_not_start_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script without a guard would otherwise start a controller on each of its hosts."""
+    monkeypatch.setattr(HostRuntime, "runs_here", True)
+    with pytest.raises(UsageError, match='starts a controller(.|\n)*"__main__"'):
+        Controller(1, engine="sim")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slipstream.engines.controller.engine import Engine, engine_by_name
-from slipstream.engines.controller.host import Message, from_bytes
+from slipstream.engines.controller.host import HostRuntime, Message, from_bytes
 from slipstream.engines.controller.launches import (
     Input,
     KeptValue,
@@ -63,6 +63,7 @@ class Controller:
 
     Raises:
         InvalidArgumentError: a number is below 1.
+        UsageError: this process is a host.
         MissingExtraError: the engine is not installed.
         SlipstreamError: a host cannot be started.
     """
@@ -74,6 +75,11 @@ class Controller:
         for name, number in (("hosts", hosts), ("devices", devices), ("depth", depth)):
             if number < 1:
                 raise InvalidArgumentError(name, f"{number} is less than 1")
+        if HostRuntime.runs_here:
+            raise UsageError(
+                "the script starts a controller when a host imports it for its functions",
+                remedy='start it below `if __name__ == "__main__":`',
+            )
         self._engine = engine_by_name(engine) if isinstance(engine, str) else engine
         self._count, self._devices, self._depth = hosts, devices, depth
         self._host_bytes = None if device_bytes is None else device_bytes * devices

@@ -243,10 +243,14 @@ class HostRuntime:
         emit: receives each event, with its payload; called from several threads.
     """
 
+    runs_here = False
+    """Whether this process is a host."""
+
     def __init__(
         self, number: int, folder: str, timeout_s: float, emit: Callable[[Message, bytes], None]
     ) -> None:
         self.number, self._folder, self._timeout_s, self._emit = number, folder, timeout_s, emit
+        HostRuntime.runs_here = True
         self._groups: dict[str, HostGroup] = {}
         self._programs: dict[int, _Installed] = {}
         self._broken: dict[int, Message] = {}
