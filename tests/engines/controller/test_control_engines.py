@@ -87,5 +87,5 @@ def test_a_member_that_cannot_start_is_named(forked: None) -> None:
 def test_a_host_does_not_start_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script without a guard would otherwise start a controller on each of its hosts."""
     monkeypatch.setattr(HostRuntime, "runs_here", True)
-    with pytest.raises(UsageError, match='starts a controller(.|\n)*"__main__"'):
+    with pytest.raises(UsageError, match=r'starts a controller(.|\n)*"__main__"'):
         Controller(1, engine="sim")
