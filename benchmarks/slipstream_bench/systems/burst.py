@@ -267,10 +267,10 @@ def _background(options: BenchOptions) -> Iterator[Bar]:
     if not options.wants(slowest, 40.0):
         return
     options.progress(slowest)
-    rounds = 24 if options.full else 8
+    rounds = 12 if options.full else 4
     alone: list[float] = []
     joined: list[float] = []
-    calls = elapsed_s = own_calls = own_s = 0.0
+    calls = elapsed_s = 0.0
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(before)})
     try:
@@ -281,16 +281,15 @@ def _background(options: BenchOptions) -> Iterator[Bar]:
                 with background(f"{__name__}:train") as work:
                     joined += _waiting_steps(step)
                 calls, elapsed_s = calls + work.calls, elapsed_s + work.elapsed_s
-                with background(f"{__name__}:train") as work:
-                    time.sleep(_ROUND_S)
-                own_calls, own_s = own_calls + work.calls, own_s + work.elapsed_s
+            with background(f"{__name__}:train") as own:
+                time.sleep(_ROUND_S)
     finally:
         os.sched_setaffinity(0, before)
     note = f"{len(joined)} steps with and {len(alone)} without, alternately, on one core"
     for bar, share, target in ((middle, 50, 1.05), (slowest, 99, 1.15)):
         ratio = float(np.percentile(joined, share) / np.percentile(alone, share))
         yield at_most(bar, ratio, target, "x", n=len(joined), detail=note)
-    gained = (calls / elapsed_s) / (own_calls / own_s) / 0.5
+    gained = 2 * (calls / elapsed_s) / (max(own.calls, 1) / own.elapsed_s)
     yield at_least(rate, gained, 0.7, "of the waits", n=rounds, detail=f"{calls:.0f} calls")
 
 
@@ -309,8 +308,7 @@ def _waiting_steps(step: Callable[[], object]) -> list[float]:
         step()
         times.append(time.perf_counter() - began)
         time.sleep(times[-1])
-    # The background process starts during the first half.
-    return times[len(times) // 2 :]
+    return times[1:]
 
 
 _built: dict[str, Callable[[], object]] = {}

@@ -137,6 +137,8 @@ def test_background_work_runs_until_its_block_ends(tmp_path: Path) -> None:
     source, copy = tmp_path / "source", tmp_path / "copy"
     source.touch()
     with background("shutil:copyfile", src=str(source), dst=str(copy)) as work:
+        assert copy.exists()
+        copy.unlink()
         while not copy.exists():
             time.sleep(0.01)
     assert work.calls >= 1

@@ -34,6 +34,8 @@ class BackgroundWork:
 def background(function: str, **arguments: Any) -> Iterator[BackgroundWork]:
     """Call a function again and again in the block, in a process that only gets idle cores.
 
+    A first call ends before the block begins, so that it can load what the others use.
+
     The process may use the cores of this one, on one thread. Linux runs it only while no other
     process wants the core; elsewhere it has the lowest priority. It shares caches and memory
     bandwidth, so calls should be short of memory traffic.
@@ -43,11 +45,12 @@ def background(function: str, **arguments: Any) -> Iterator[BackgroundWork]:
         arguments: of each call, as JSON.
 
     Raises:
-        SlipstreamError: the function raised an error, at the end of the block.
+        SlipstreamError: the function raised an error; after the first call, at the end.
     """
     work = BackgroundWork()
     with Child("the background work", environment={"OMP_NUM_THREADS": "1"}) as child:
         child.start_call(f"{__name__}:repeat", called=function, arguments=arguments)
+        child.receive()
         yield work
         # While others use its cores, it would not stop.
         _schedule(child.pid, idle=False)
@@ -59,6 +62,8 @@ def repeat(called: str, arguments: dict[str, Any]) -> tuple[int, float]:
     """Call a function until a message arrives; return the number of calls and their seconds."""
     module, _, name = called.partition(":")
     call = getattr(importlib.import_module(module), name)
+    call(**arguments)
+    channel().send({"ready": True})
     _schedule(os.getpid(), idle=True)
     calls, began = 0, time.perf_counter()
     while channel().receive(timeout_s=0.0) is None:
