@@ -27,12 +27,16 @@ def command(
 
     slipstream plan pretrain.toml
     """
+    from slipstream.cluster import Cluster
     from slipstream.techniques.pretraining.training import PretrainingConfig
     from slipstream.verbs.pretraining import plan_pretraining
     from slipstream.verbs.profiling import profile
     from slipstream.verbs.request import load_recording
 
     config = PretrainingConfig.read(file)
+    if config.cluster:
+        # Fail before the workload runs.
+        Cluster.load(config.cluster)
     with progress("plan") as report:
         if recorded is not None:
             graph = load_recording(recorded, note)

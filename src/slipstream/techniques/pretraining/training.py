@@ -22,6 +22,7 @@ from slipstream.files import replacing, temporary_folder, write_text
 from slipstream.ranks.launch import Host, WorkerProcesses, join
 from slipstream.schema import Readers, build
 from slipstream.technique import parse
+from slipstream.units import parse_duration_ns
 from slipstream.workload import BuiltWorkload, Workload, drive
 
 _MAX_BAD_LOSSES = 3
@@ -104,6 +105,8 @@ class PretrainingConfig:
                 raise InvalidArgumentError(
                     f"phases.{number}", "steps, global_batch and length must be at least 1"
                 )
+        if self.deadline:
+            parse_duration_ns(self.deadline, "deadline")
         if self.ranks > min(phase.global_batch for phase in self.phases):
             raise InvalidArgumentError("ranks", f"{self.ranks} is more than a global batch")
 
