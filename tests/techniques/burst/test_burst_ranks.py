@@ -116,11 +116,18 @@ def refused(technique: Burst, changed: Any, rank: int) -> None:
     build_from(changed(), (technique,), 0, "test")
 
 
+def test_no_plan_within_the_limits_is_refused_on_every_rank() -> None:
+    for error in run_ranks(2, functools.partial(refused, Burst(2, deadline_ms=1e-6), parts)):
+        assert isinstance(error, WorkloadError)
+        assert "no plan is within the limits" in str(error)
+
+
 @pytest.mark.parametrize(
     ("changed", "plan", "problem"),
     [
         (normed, "2/1@2", "layer '0.1' has batch norm, which would normalise"),
-        (tied, "2/1@2", "layer '2.3' shares a parameter with a layer on other devices"),
+        (tied, "2/1@2", "layer '2.3' shares a parameter with a layer of another part"),
+        (tied, "2/1@1/2@2", "layer '2.3' shares a parameter with a layer of another part"),
         (parts, "2/1@features", "no later layer begins module 'features'"),
         (lambda: (nn.LSTM(4, 4), *parts()[1:]), "2", "the model is LSTM"),
         (lambda: (*parts()[:1], [torch.ones(3, 2, 8, 8), torch.ones(3)], *parts()[2:]), "2",

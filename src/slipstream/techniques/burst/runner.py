@@ -7,6 +7,7 @@ summed by the ranks of their part while earlier parts compute theirs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -78,7 +79,9 @@ def _check(
     names: Sequence[str], layers: Sequence[nn.Module], counts: Sequence[int], samples: int
 ) -> None:
     owner: dict[int, int] = {}
-    for name, layer, devices in zip(names, layers, counts, strict=True):
+    part = 0
+    for number, (name, layer, devices) in enumerate(zip(names, layers, counts, strict=True)):
+        part += number > 0 and devices != counts[number - 1]
         if samples % devices:
             raise WorkloadError(
                 f"{samples} samples do not divide among {devices} devices",
@@ -92,10 +95,10 @@ def _check(
                     remedy="run it on one device, or freeze its statistics with eval()",
                 )
         for parameter in layer.parameters():
-            if owner.setdefault(id(parameter), devices) != devices:
+            if owner.setdefault(id(parameter), part) != part:
                 raise WorkloadError(
-                    f"layer '{name}' shares a parameter with a layer on other devices",
-                    remedy="pass a plan with equal numbers of devices for both",
+                    f"layer '{name}' shares a parameter with a layer of another part of the plan",
+                    remedy="pass a plan with equal numbers of devices from one to the other",
                 )
 
 
@@ -113,8 +116,11 @@ def _planned(
         outputs = [m.shape.numel() * m.dtype.itemsize for m in messages]
         names = [str(number) for number in range(len(layers))]
         made = burst_layers(cluster, options, names, times, nbytes, outputs)
-        counts[:] = torch.tensor(plan(made, options, **limits).devices)
+        with contextlib.suppress(InvalidArgumentError):
+            counts[:] = torch.tensor(plan(made, options, **limits).devices)
     dist.broadcast(counts, 0)
+    if not counts.all():
+        raise InvalidArgumentError("plan", "no plan is within the limits, as timed on rank 0")
     return [int(count) for count in counts]
 
 
@@ -153,7 +159,9 @@ class _Step:
         # Tags of other messages of these ranks may be equal.
         self.wire = Wire.of(dist.new_group(timeout=limit))
         self.loss, self.optimizer = loss, optimizer
-        self.inputs, self.targets = inputs, targets
+        rank, first, last = self.wire.rank, counts[0], counts[-1]
+        self.inputs = inputs[rank::first].contiguous() if rank < first else inputs[:0]
+        self.targets = targets[rank::last].contiguous() if rank < last else targets[:0]
         groups = {g: dist.new_group(range(g), timeout=limit) for g in sorted({*counts}) if g > 1}
         self.parts, at = [], 0
         for devices, run in itertools.groupby(counts):
@@ -166,7 +174,7 @@ class _Step:
 
     def __call__(self) -> torch.Tensor:
         """Run one optimizer step; return the loss of the whole batch, float64."""
-        rank, rows = self.wire.rank, self.inputs[self.wire.rank :: self.parts[0].devices]
+        rank, rows = self.wire.rank, self.inputs
         total = torch.zeros((), dtype=torch.float64)
         # Input and output of each part; both without rows on ranks that do not run it.
         held: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -178,7 +186,7 @@ class _Step:
             if rank < part.devices:
                 rows = part.module(writable(part.module[0], rows))
                 if number == len(self.parts) - 1:
-                    rows = self.loss(rows, self.targets[rank :: part.devices]) / part.devices
+                    rows = self.loss(rows, self.targets) / part.devices
                     total += rows.detach()
             held.append((entering, rows))
         reported = dist.all_reduce(total, group=self.wire.group, async_op=True)

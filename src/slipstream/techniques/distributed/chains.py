@@ -109,7 +109,7 @@ def layer_messages(layers: Sequence[nn.Module], x: torch.Tensor) -> list[LayerMe
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         value = x
         for number, layer in enumerate(layers):
-            value = layer.eval()(value)
+            value = layer.eval()(writable(layer, value))
             if not isinstance(value, torch.Tensor):
                 raise WorkloadError(
                     f"layer {number} ({type(layer).__name__}) returns "
