@@ -192,18 +192,15 @@ def check_inputs(program: TracedProgram, inputs: Mapping[str, Any]) -> None:
     for name, item in inputs.items():
         if name not in program.inputs:
             raise UnknownNameError("input", name, program.inputs, where=program.name)
-        value, on = program.inputs[name], ""
+        value = program.inputs[name]
+        expected, found, same = f"{list(value.shape)}, torch.{value.dtype}", "", True
         if isinstance(item, KeptValue):
             other = item.future.output(item.name).value
-            found = f"{list(other.shape)}, torch.{other.dtype}"
-            on = f", {value.sharding} on {value.on.name}"
-            found += f", {other.sharding} on {other.on.name}"
-            same = other.on is value.on
+            expected, found, same = str(value), str(other), other.on is value.on
         elif isinstance(item, torch.Tensor):
-            found, same = f"{list(item.shape)}, {item.dtype}", True
+            found = f"{list(item.shape)}, {item.dtype}"
         else:
-            found, same = f"a {type(item).__name__}", False
-        expected = f"{list(value.shape)}, torch.{value.dtype}{on}"
+            found = f"a {type(item).__name__}"
         if found != expected or not same:
             raise InvalidArgumentError(
                 name, f"it is {found}, not {expected}",

@@ -70,6 +70,9 @@ class TracedValue:
     on: DeviceSlice
     sharding: Sharding
 
+    def __str__(self) -> str:
+        return f"{list(self.shape)}, torch.{self.dtype}, {self.sharding} on {self.on.name}"
+
     @property
     def shard_shape(self) -> Shape:
         return self.sharding.shard_shape(self.shape, self.on.devices, "a tensor")
@@ -284,13 +287,8 @@ class TracedProgram:
         if name not in self.inputs:
             raise UnknownNameError("input", name, self.inputs, where=self.name)
         into = self.inputs[name]
-        same = (value.shape, value.dtype, value.sharding) == (into.shape, into.dtype, into.sharding)
-        if not same or value.on is not into.on:
-            raise InvalidArgumentError(
-                "value", f"it is {list(value.shape)}, {value.dtype}, {value.sharding} on "
-                f"{value.on.name}, unlike input '{name}': {list(into.shape)}, {into.dtype}, "
-                f"{into.sharding} on {into.on.name}",
-            )  # fmt: skip
+        if str(value) != str(into) or value.on is not into.on:
+            raise InvalidArgumentError("value", f"it is {value}, unlike input '{name}', {into}")
         self.output(name, value)
         self.carried.append(name)
 
