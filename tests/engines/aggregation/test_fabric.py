@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.cluster import Cluster, LinkKind, leaf_spine, ring, star
+from slipstream.cluster import Aggregator, Cluster, LinkKind, leaf_spine, ring, star
 from slipstream.cluster.errors import ClusterError
 from slipstream.engines.aggregation import FabricLoad, FabricOutcome, predict_aggregation
 
@@ -53,3 +53,12 @@ def test_short_flows_are_the_same_and_faster_when_rings_share_uplinks() -> None:
 def test_a_network_without_switches_is_refused() -> None:
     with pytest.raises((ClusterError, ValueError), match="no switches"):
         predict_aggregation(Cluster("ring", ring(4, LINK)), ALONE, seeds=1)
+
+
+def test_a_network_in_which_some_switches_aggregate_is_refused() -> None:
+    racks = leaf_spine(8, 4, 1, LINK)
+    spine = int(racks.link_dst.max())
+    some = racks.with_aggregators(Aggregator(64, 4096.0, 1e10), [spine])
+    load = FabricLoad(1, 8, 1e5, 0.0, 1, 1e6, load=0.0)
+    with pytest.raises(ClusterError, match="does not aggregate"):
+        predict_aggregation(Cluster("some", some), load, seeds=1)

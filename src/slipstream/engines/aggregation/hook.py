@@ -59,7 +59,7 @@ def attach(
         token: the aggregator's token; None for the environment's `TOKEN_VARIABLE`.
         mtu: bytes of the largest packet; None for that of the path, at most 9,000.
         fragments: whether IP may split packets that are larger than the path's MTU; 9,000 bytes
-            are then the default. Fewer, larger datagrams take less CPU time.
+            are then the default.
         window: largest number of datagrams without a result.
         join_s: time limit for all ranks to join.
         silent_s: time without any answer after which the aggregator counts as dead.

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from slipstream.child import Child
 from slipstream.engines.aggregation.member import WINDOW, JobMember
 from slipstream.errors import InvalidArgumentError, MeasurementError
@@ -134,16 +136,10 @@ def compare_all_reduce(
         for name in ARMS for metric in ("wall", "sent")
     }  # fmt: skip
     return AllReduceComparison(
-        ranks, nbytes, where, {name: float(_median(values[name, "wall"])) for name in ARMS},
+        ranks, nbytes, where, {name: float(np.median(values[name, "wall"])) for name in ARMS},
         {name: float(values[name, "sent"].mean()) for name in ARMS if lab_bytes_per_s},
         ratio.estimate, ratio.low, ratio.high,
     )  # fmt: skip
-
-
-def _median(values: Any) -> float:
-    import numpy as np
-
-    return float(np.median(values))
 
 
 class _RanksArm(Arm):

@@ -56,7 +56,7 @@ class JobMember:
         token: the aggregators' token.
         mtu: bytes of the largest packet; None for that of the path, at most `MAX_MTU`.
         fragments: whether IP may split packets that are larger than the path's MTU; 9,000 bytes
-            are then the default. Fewer, larger datagrams take less CPU time.
+            are then the default.
         window: largest number of datagrams without a result, of all aggregators together.
         join_s: time limit for all ranks to join.
         silent_s: time without any answer after which an aggregator counts as dead.

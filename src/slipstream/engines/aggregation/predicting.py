@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.cluster import Aggregator, Cluster, Queues
+from slipstream.cluster import Aggregator, Cluster, ClusterError, Queues
 from slipstream.cluster.aggregation import aggregation_tree
 from slipstream.cluster.topology import Topology
 from slipstream.errors import InvalidArgumentError
@@ -75,13 +75,11 @@ class FabricOutcome:
         job_ns: float64 [jobs]; mean time of an iteration.
         flow_ns: float64 [flows]; completion times of short flows.
         link_bytes: float64 [links]; bytes of jobs over each link.
-        dropped: number of packets that queues dropped.
     """
 
     job_ns: _Floats
     flow_ns: _Floats
     link_bytes: _Floats
-    dropped: int
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,8 @@ def predict_aggregation(
     Raises:
         InvalidArgumentError: jobs have more workers than the cluster hosts, or a number is not
             allowed.
-        ClusterError: the network has no switches that connect all hosts of a job.
+        ClusterError: the network has no switches that connect all hosts of a job, or only some
+            of them aggregate.
     """
     if load.workers > cluster.devices:
         raise InvalidArgumentError(
@@ -181,7 +180,7 @@ def predict_aggregation(
     topology = cluster.topology
     if topology.aggregator is None:
         topology = topology.with_aggregators(_AMPLE)
-    rate = float(topology.capacity[: topology.links].min()) if topology.links else 0.0
+    rate = float(topology.capacity[topology.capacity > 0.0].min())
     if load.period_ns is None:
         ring_ns = 2.0 * load.nbytes * 1e9 / rate
         load = replace(load, period_ns=load.compute_ns + ring_ns)
@@ -263,8 +262,7 @@ def _simulated(
     start, end = schedule.start_ns[0], schedule.end_ns[0]
     job_ns = [np.mean([end[last] - start[first] for first, last in own]) for own in spans]
     flow_ns = end[short] - np.array(tasks.duration)[short]
-    dropped = int(schedule.queues.dropped.sum()) if schedule.queues is not None else 0
-    return FabricOutcome(np.array(job_ns), flow_ns, link_bytes, dropped)
+    return FabricOutcome(np.array(job_ns), flow_ns, link_bytes)
 
 
 def _ring_flows(topology: Topology, hosts: npt.NDArray[np.int64], load: FabricLoad) -> list[_Flow]:
@@ -283,7 +281,13 @@ def _tree_flows(
     src, dst = topology.link_src, topology.link_dst
     flows = []
     for number in range(trees):
-        links = aggregation_tree(topology, hosts.tolist(), number).links
+        tree = aggregation_tree(topology, hosts.tolist(), number)
+        links = tree.links
+        if (tree.streams > 1.0).any():
+            raise ClusterError(
+                "a switch between the hosts of a job does not aggregate",
+                remedy="let all switches aggregate; a cluster without aggregators is assumed to",
+            )
         back = {(int(src[link]), int(dst[link])): int(link) for link in links}
         # The tree lists the cables of the farthest nodes first, each as the links up and down.
         up = links[src[links] != dst[links]].tolist()[::2]

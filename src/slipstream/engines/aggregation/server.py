@@ -150,11 +150,6 @@ class AggregationServer:
         """Return numbers of datagrams received, refused and repeated, and pieces summed."""
         return counts_of(self._native)
 
-    def jobs(self) -> dict[str, list[int]]:
-        """Return the ranks that have joined and not left, by job."""
-        with self._changed:
-            return {name: job.ranks() for name, job in self._jobs.items()}
-
     # Datagrams.
 
     def _serve(self) -> None:
