@@ -460,7 +460,7 @@ def _parity(options: BenchOptions) -> Iterator[Bar]:
         "training": "throughput of training steps against ranks",
         "fused": f"throughput of {_FUSED} sums per node against ranks",
         "chained": f"time of {_NODES} nodes in one launch over ranks",
-        "single": "time of a launch per sum over ranks, no bar below 2.5",
+        "single": "time of a launch per sum over ranks",
     }
     if not any(options.wants(bar, 90.0) for bar in rows.values()):
         return
