@@ -445,13 +445,13 @@ def _dispatch(options: BenchOptions) -> Iterator[Bar]:
     yield runs.ratio("sequential", "parallel").at_least(
         speed, 1.7, detail="2 ms of preparation and 2 ms of computation per stage"
     )
-    took_s = {name: runs.median_s(name) for name in programs}
+    elapsed_s = {name: runs.median_s(name) for name in programs}
     # Half of a stage is preparation, of which only the longest counts.
-    computes_s = (took_s["single"] - took_s["empty"]) / 2
-    predicted_s = took_s["hops"] + (1 + _STAGES) * computes_s
+    computes_s = (elapsed_s["single"] - elapsed_s["empty"]) / 2
+    predicted_s = elapsed_s["hops"] + (1 + _STAGES) * computes_s
     yield at_most(
-        formula, 100 * abs(took_s["parallel"] / predicted_s - 1), 10.0, "%",
-        detail=f"{1e3 * predicted_s:.1f} ms predicted, {1e3 * took_s['parallel']:.1f} ms measured",
+        formula, 100 * abs(elapsed_s["parallel"] / predicted_s - 1), 10.0, "%",
+        detail=f"{1e3 * predicted_s:.1f} ms predicted, {1e3 * elapsed_s['parallel']:.1f} ms measured",
     )  # fmt: skip
 
 
