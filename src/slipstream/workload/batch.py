@@ -95,10 +95,12 @@ def find_tokens(batch: Any) -> TokenBatch:
                 labels = value
             elif value.dim() == 1:
                 return
-            elif name.endswith("mask") and bool((((value == 0) | (value == 1)).all(1)).all()):
+            elif (name.endswith("mask") or (whole and not name)) and bool(
+                ((value == 0) | (value == 1)).all()
+            ):
                 mask = value if bool((value != 0).any(1).all()) else mask
 
-    visit(batch, "mask")
+    visit(batch, "")
     if labels is not None and labels.dim() == 1:
         shape = shapes.get(labels.numel())
         labels = None if shape is None else labels.view(shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from encoders import LENGTHS, Encoder, bert, loss_of, plain, tokens
+from encoders import BATCH, LENGTHS, Encoder, bert, loss_of, plain, tokens
 from recorded import build, graph_of
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.pretraining import masked_head, packed_attention, unpad
 from slipstream.techniques.pretraining.technique import FusedLamb, MaskedHead, Unpad
 from slipstream.workload import BuiltWorkload
+from slipstream.workload.batch import find_tokens
 from slipstream.workload.built import training_loss
 
 MAKERS = (plain, bert)
@@ -202,3 +203,16 @@ def test_recomputation_outside_of_the_pack_is_refused() -> None:
     # The failed call leaves no packed batch behind.
     with torch.no_grad():
         assert loss_of(model(*inputs), batch["labels"]).isfinite()
+
+
+def test_tokens_are_found_by_name_or_as_integers() -> None:
+    batch = tokens()
+    mask, labels = batch["attention_mask"], batch["labels"]
+    assert find_tokens(batch) == (labels, mask)
+    flat = find_tokens(((batch["input_ids"], mask), labels.flatten()))
+    assert flat.mask is mask
+    assert torch.equal(flat.labels, labels)
+    # Features of zeros and ones, and segments, are no masks.
+    assert find_tokens((mask.float(), torch.rand(BATCH))) == (None, None)
+    assert find_tokens({"token_type_ids": mask, "labels": labels}).mask is None
+    assert find_tokens(None).describe() == {}
