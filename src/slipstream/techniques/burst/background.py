@@ -19,7 +19,7 @@ _LIMIT_S = 60.0
 
 @dataclass
 class BackgroundWork:
-    """What ran in the background; zero until its block ends.
+    """Number and time of calls in the background; zero until the block ends.
 
     Attributes:
         calls: number of calls that ended.

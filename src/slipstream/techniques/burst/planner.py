@@ -63,7 +63,7 @@ class BurstLayer:
 
 @dataclass(frozen=True)
 class BurstPlan:
-    """How many devices run each layer.
+    """Numbers of devices by layer.
 
     Attributes:
         layers: names; the layers of branches come before the one that joins them.
@@ -204,7 +204,7 @@ def _search(
     most = max(16, min(_MAX_LABELS, _MAX_TOTAL_LABELS // len(layers) // len(options)))
     search = _Search(options, amplification, frontier, most)
     labels = search.chain(layers, np.zeros((1, len(options))))
-    found = search.kept(np.zeros_like(labels.key), *labels[1:4], labels.trace.__getitem__)
+    found = search.undominated(np.zeros_like(labels.key), *labels[1:4], labels.trace.__getitem__)
     plans = []
     for time_ns, device_ns, trace in zip(found.time, found.cost, found.trace, strict=True):
         names, counts, first = zip(*search.rows(trace, 0), strict=True)
@@ -275,7 +275,7 @@ class _Search:
         a, b, at = _paired(labels, between, labels.key % k, between.key // k)
         option = b.key % k
         devices = self.options[option]
-        return self.kept(
+        return self.undominated(
             a.key // k * k + option, a.time + b.time + work[option],
             a.cost + b.cost + work[option] * devices,
             np.maximum(np.maximum(a.peak, b.peak), devices),
@@ -307,14 +307,14 @@ class _Search:
             list(map(trace, range(len(flat)))),
         )  # fmt: skip
 
-    def kept(
+    def undominated(
         self, key: Ints, time: Floats, cost: Floats, peak: Ints, trace: Callable[[int], Any]
     ) -> _Labels:
         """Return the labels that no other one of their key dominates, with their traces."""
         order = np.lexsort((peak, cost, time, key))
         order = order[np.isfinite(time[order])]
         rank = np.unique(cost, return_inverse=True)[1] if self.frontier else np.zeros_like(key)
-        kept = []
+        retained = []
         for limit in np.unique(peak[order]) if self.depth else peak[:1] * 0 + self.options[-1]:
             below = order[peak[order] <= limit] if self.depth else order
             # Ascending keys have descending ranges of values, so that each has its own minimum.
@@ -322,8 +322,8 @@ class _Search:
             better = np.ones(len(below), bool)
             better[1:] = least[1:] < least[:-1]
             chosen = below[better]
-            kept.append(chosen[peak[chosen] == limit] if self.depth else chosen)
-        index = np.concatenate([order[:0], *kept])
+            retained.append(chosen[peak[chosen] == limit] if self.depth else chosen)
+        index = np.concatenate([order[:0], *retained])
         index = index[np.lexsort((time[index], key[index]))]
         count = np.bincount(key[index])[key[index]]
         if len(index) and count.max() > self.max_labels:
@@ -368,11 +368,11 @@ class _Search:
             rest = chosen & (chosen - 1)
             parts = [part | (chosen ^ rest) for part in _subsets(rest)]
             groups[chosen] = self.best(
-                [self.beside(apart[part], groups[chosen ^ part]) for part in parts]
+                [self.simultaneous(apart[part], groups[chosen ^ part]) for part in parts]
             )
         found = self.best(
             [
-                self.beside(near[part], groups[everything ^ part], occupied)
+                self.simultaneous(near[part], groups[everything ^ part], occupied)
                 for part in _subsets(everything)
             ]
         )
@@ -387,7 +387,7 @@ class _Search:
         labels, after = self.chain(branch, enter), self.table(leave, lambda row: None, busy=False)
         k = len(self.options)
         a, b, at = _paired(labels, after, labels.key % k, after.key // k)
-        return self.kept(
+        return self.undominated(
             a.key // k * k + b.key % k, a.time + b.time, a.cost + b.cost, a.peak,
             lambda n: labels.trace[at[0][n]],
         )  # fmt: skip
@@ -402,12 +402,14 @@ class _Search:
 
     def then(self, group: _Labels, branch: _Labels, number: int) -> _Labels:
         a, b, at = _paired(group, branch, group.key, branch.key)
-        return self.kept(
+        return self.undominated(
             a.key, a.time + b.time, a.cost + b.cost, np.maximum(a.peak, b.peak),
             lambda n: (*group.trace[at[0][n]], (number, branch.trace[at[1][n]])),
         )  # fmt: skip
 
-    def beside(self, group: _Labels, others: _Labels, occupied: Ints | None = None) -> _Labels:
+    def simultaneous(
+        self, group: _Labels, others: _Labels, occupied: Ints | None = None
+    ) -> _Labels:
         """Return a group on the first devices, simultaneously with groups on later ones.
 
         Args:
@@ -424,7 +426,7 @@ class _Search:
             return ((0, group.trace[at[0][n]]), *later)
 
         time = np.where(peak <= self.options[-1], np.maximum(a.time, b.time), np.inf)
-        return self.kept(a.key, time, a.cost + b.cost, peak, trace)
+        return self.undominated(a.key, time, a.cost + b.cost, peak, trace)
 
     def best(self, tables: Sequence[_Labels]) -> _Labels:
         """Return the undominated labels of several tables."""
@@ -432,7 +434,7 @@ class _Search:
             np.concatenate(columns) for columns in zip(*(t[:4] for t in tables), strict=True)
         )
         traces = [trace for table in tables for trace in table.trace]
-        return self.kept(key, time, cost, peak, traces.__getitem__)
+        return self.undominated(key, time, cost, peak, traces.__getitem__)
 
 
 def _moves(layer: BurstLayer, apart: bool) -> Floats:

@@ -217,14 +217,14 @@ class _Step:
         shape, dtype, _ = part.message
         result = torch.empty((shape[0] // b if rank < b else 0, *shape[1:]), dtype=dtype)
         sent, received, places = {}, {}, {}
-        for source, target, there, here in _routes(a, b):
+        for source, target, from_rows, to_rows in _routes(a, b):
             if rank == source == target:
-                result[here] = rows[there]
+                result[to_rows] = rows[from_rows]
             elif rank == source:
-                sent[target] = rows[there].contiguous()
+                sent[target] = rows[from_rows].contiguous()
             elif rank == target:
-                received[source] = torch.empty_like(result[here])
-                places[source] = here
+                received[source] = torch.empty_like(result[to_rows])
+                places[source] = to_rows
         for peer, work in self.wire.post(sent, received, tag=2 * number + backwards).items():
             _wait(work, f"rank {max(peer, -1 - peer)}")
         for source, place in places.items():
