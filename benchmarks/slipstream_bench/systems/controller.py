@@ -451,7 +451,8 @@ def _dispatch(options: BenchOptions) -> Iterator[Bar]:
     predicted_s = elapsed_s["hops"] + (1 + _STAGES) * computes_s
     yield at_most(
         formula, 100 * abs(elapsed_s["parallel"] / predicted_s - 1), 10.0, "%",
-        detail=f"{1e3 * predicted_s:.1f} ms predicted, {1e3 * elapsed_s['parallel']:.1f} ms measured",
+        detail=f"{1e3 * predicted_s:.1f} ms predicted, {1e3 * elapsed_s['parallel']:.1f} ms "
+        "measured",
     )  # fmt: skip
 
 
