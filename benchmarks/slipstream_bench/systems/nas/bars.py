@@ -189,7 +189,7 @@ def _latency_rows(options: BenchOptions) -> Iterator[Bar]:
     net = Supernet(derive_space(_resnet(), x))
     rng = np.random.default_rng(0)
     configs = [net.space.sample(rng) for _ in range(30 if options.full else 8)]
-    with tempfile.TemporaryDirectory() as folder:  # timed now, while the machine is as it is
+    with tempfile.TemporaryDirectory() as folder:  # timed under the same load
         durations = Durations(path=Path(folder) / "durations.db")
         predicted = [predict_latency(net, config, durations=durations) for config in configs]
     modules = [net.export(config) for config in configs]
