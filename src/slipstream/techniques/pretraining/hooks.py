@@ -377,8 +377,9 @@ class _Pack:
                 named["position_ids"] = packed.positions
         else:
             named[self.name] = mask.reshape(1, *mask.shape[1:-1], -1)[..., packed.retained]
+        inputs = {key: packed.pack(value) for key, value in named.items()}
         packed.__enter__()
-        return (), {key: packed.pack(value) for key, value in named.items()}
+        return (), inputs
 
 
 class _Unpack:
