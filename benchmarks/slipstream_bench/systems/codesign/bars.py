@@ -210,8 +210,8 @@ def _processor_rows(options: BenchOptions, net: Supernet) -> Iterator[Bar]:
         "this processor: predicted time of networks and settings, mean error",
         "this processor: time of the predicted best pair, over the measured best",
     )
-    wanted = [bar for bar in (error, chosen) if options.wants(bar, 60)]
-    if not wanted:
+    requested = [bar for bar in (error, chosen) if options.wants(bar, 60)]
+    if not requested:
         return
     options.progress("pairs of network and settings")
     space = ProcessorSpace((1, 2) if options.full else (1,))
@@ -231,12 +231,12 @@ def _processor_rows(options: BenchOptions, net: Supernet) -> Iterator[Bar]:
             pairs.append((costs["time"][point], 1e3 * float(taken.min()) / batch))
     predicted, measured = np.array(pairs).T
     errors = np.abs(predicted / measured - 1)
-    if error in wanted:
+    if error in requested:
         detail = (
             f"median {100 * np.median(errors):.0f} %, bias {np.mean(predicted / measured):.2f}x"
         )
         yield at_most(error, 100 * float(errors.mean()), 15, "%", n=len(pairs), detail=detail)
-    if chosen in wanted:
+    if chosen in requested:
         ratio = measured[predicted.argmin()] / measured.min()
         yield at_most(chosen, float(ratio), 1.05, "x", n=len(pairs))
 
@@ -260,8 +260,8 @@ def _joint_rows(options: BenchOptions, edge: Accelerator, make: Any) -> Iterator
     """Compare a nested search with sequential ones at twice its trainings."""
     better = "accuracy of joint search, over the best sequential order at twice the trainings"
     misses = "limits missed by joint search"
-    wanted = [bar for bar in (better, misses) if options.wants(bar, 60)]
-    if not wanted:
+    requested = [bar for bar in (better, misses) if options.wants(bar, 60)]
+    if not requested:
         return
     net, trainings = make(), 40
     scores, space = _Scores(), ChipSpace(edge)
@@ -281,11 +281,11 @@ def _joint_rows(options: BenchOptions, edge: Accelerator, make: Any) -> Iterator
     detail = f"joint, {trainings // 2} trainings: {ours:.4f}; " + ", ".join(
         f"{name}, {trainings}: {median:.4f}" for name, median in medians.items()
     )
-    if better in wanted:
+    if better in requested:
         yield at_least(
             better, ours / max(medians.values()), 1.0, "x", n=seeds, detail=detail, data=found
         )
-    if misses in wanted:
+    if misses in requested:
         detail = ", ".join(f"{name}: {missed[name]}" for name in found)
         yield at_most(misses, missed["joint"], 0, f"of {seeds}", n=seeds, detail=detail)
 
@@ -326,8 +326,8 @@ def _energy_rows(options: BenchOptions, edge: Accelerator, make: Any) -> Iterato
         "energy saved over the whole network on the base chip, at its accuracy",
         "accuracy lost on test images",
     )
-    wanted = [bar for bar in (saved, lost) if options.wants(bar, 60)]
-    if not wanted:
+    requested = [bar for bar in (saved, lost) if options.wants(bar, 60)]
+    if not requested:
         return
     net, epochs = make(), 12 if options.full else 4
     space = ChipSpace(edge)
@@ -356,9 +356,9 @@ def _energy_rows(options: BenchOptions, edge: Accelerator, make: Any) -> Iterato
         f"the chip alone {chip_alone:.2f}x; time {pair.costs['time'] / base['time']:.2f}x, area "
         f"{pair.costs['area'] / base['area']:.2f}x of the base's"
     )
-    if saved in wanted:
+    if saved in requested:
         yield at_least(saved, gain, 1.8, "x", detail=detail)
-    if lost in wanted:
+    if lost in requested:
         detail = f"{100 * own:.2f} % after {100 * test:.2f} %, 8,000 images"
         yield at_most(lost, 100 * (test - own), 0.3, "points", detail=detail)
 
