@@ -49,6 +49,7 @@ MODULES = (
     "slipstream.engines.aggregation",
     "slipstream.engines.controller",
     "slipstream.engines.storage",
+    "slipstream.synthesis",
     "slipstream.ship",
     "slipstream.ship.stability",
     "slipstream.ship.xray",

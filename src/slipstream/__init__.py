@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ship,
         sparse,
     )
+    from slipstream import synthesis as synth
     from slipstream.cluster import Cluster
     from slipstream.engines import aggregation, controller, storage
     from slipstream.graph import Graph, load
@@ -113,6 +114,7 @@ _PACKAGES = {
     "spatial": "slipstream.techniques.spatial",
     "stability": "slipstream.ship.stability",
     "storage": "slipstream.engines.storage",
+    "synth": "slipstream.synthesis",
     "xray": "slipstream.ship.xray",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -169,6 +171,7 @@ __all__ = [
     "stability",
     "storage",
     "study",
+    "synth",
     "write_report",
     "xray",
 ]

@@ -1,4 +1,4 @@
-"""``slipstream synth rewrites``: rules are found in a model, stored, and used by predictions."""
+"""``slipstream synth``: rules of a model and functions from examples are found."""
 
 from __future__ import annotations
 
@@ -39,3 +39,24 @@ def test_rules_are_found_and_then_stored(slipstream: Any, tmp_path: Path) -> Non
     run = slipstream(*search, "--budget", "soon")
     assert run.returncode == 2
     assert "--budget" in run.stderr
+
+
+_DOUBLED = [([3, -1, 4, -1, 5], [6, 8, 10]), ([2, -7, 1], [2, 4]), ([-3, 9], [18])]
+"""Sorted, doubled, the positive ones."""
+
+
+def test_the_command_prints_table_source_and_json(slipstream: Any, tmp_path: Path) -> None:
+    path = tmp_path / "examples.jsonl"
+    path.write_text("\n".join(json.dumps({"input": i, "output": o}) for i, o in _DOUBLED))
+    table, source, payload = (
+        slipstream("synth", str(path), *options).stdout
+        for options in ((), ("--python",), ("--json",))
+    )
+    assert "FILTER >0" in table
+    assert "no program is shorter" in table
+    names: dict[str, Any] = {}
+    exec(source, names)
+    assert all(names["program"](inputs) == output for inputs, output in _DOUBLED)
+    found = json.loads(payload)
+    assert (found["python"], found["minimal"]) == (source, True)
+    assert slipstream("synth", "nothing.jsonl").returncode == 1

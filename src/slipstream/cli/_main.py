@@ -70,6 +70,11 @@ def _assemble() -> typer.Typer:
                         [(name, self.commands[name].get_short_help_str(1000)) for name in names]
                     )
 
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            if "examples" in self.commands and args[0].endswith(".jsonl"):
+                args = ["examples", *args]  # slipstream synth examples.jsonl
+            return super().resolve_command(ctx, args)
+
     class OrderedGroup(FullHelpGroup):
         """Group whose help lists the flow first, then clusters, then tools."""
 

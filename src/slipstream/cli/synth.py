@@ -1,4 +1,4 @@
-"""Find programs by search: cheaper rewrites of a model's subgraphs."""
+"""Find programs by search: rewrites of a model's subgraphs, functions from examples."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from slipstream.units import parse_duration_ns
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Find programs by search: cheaper rewrites of a model's subgraphs.",
+    help="Find programs by search: rewrites of a model's subgraphs, functions from examples.",
     epilog="Start with: slipstream synth rewrites train.py:make_workload",
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Keep ``rewrites`` a subcommand while it is the only one."""
 
 
 @app.command()
@@ -61,4 +56,38 @@ def rewrites(
             request.workload(), max_ops=max_ops, budget_s=seconds, threads=request.threads,
             report=report,
         )  # fmt: skip
+    emit_result(found, found.table(), as_json=as_json)
+
+
+@app.command()
+def examples(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines of examples.")],
+    max_length: Annotated[
+        int,
+        typer.Option("--max-length", metavar="N", min=1, max=16, help="Functions in a program."),
+    ] = 8,
+    budget: Annotated[
+        str, typer.Option("--budget", metavar="TIME", help="Time limit of the search.")
+    ] = "30s",
+    python: Annotated[
+        bool, typer.Option("--python", help="Print only the program, as Python source.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Find the shortest program of integers and lists that meets examples.
+
+    Each line of the file is an example: {"input": [3, 1, 2], "output": [1, 2, 3]}; several
+    arguments are a list "inputs". Other programs that meet all examples are listed, with the
+    input whose output would decide between them.
+
+        slipstream synth examples.jsonl
+    """
+    from slipstream.synthesis import from_examples
+
+    with progress(f"searching {file}") as report:
+        report("a program that meets all examples")
+        found = from_examples(file, max_length=max_length, budget=budget)
+    if python and not as_json:
+        typer.echo(found.program.python_source, nl=False)
+        return
     emit_result(found, found.table(), as_json=as_json)

@@ -1,0 +1,206 @@
+"""The shortest program that meets examples, its rivals, and the inputs that tell them apart."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import SlipstreamError
+from slipstream.synthesis.examples import Examples, Inputs
+from slipstream.synthesis.kernels import (
+    MAX_INPUTS,
+    MAX_LENGTH,
+    Found,
+    Task,
+    enumerate_programs,
+    run,
+)
+from slipstream.synthesis.language import FUNCTIONS, Program, Value
+from slipstream.tables import Field, Table
+from slipstream.units import parse_duration_ns
+
+_PROBES = 192
+"""Number of fresh inputs on which consistent programs are compared."""
+_IN_SEARCH = 3
+"""Number of fresh inputs that tell programs apart during the search."""
+_SHORT = 3
+"""Up to this length of the shortest program, those that are longer by one are searched, too."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Programs that meet all examples and agree on fresh inputs.
+
+    Attributes:
+        program: the shortest of them.
+        weight: share of the consistent programs, each weighted by 41 to the power of minus its
+            length.
+        results: on the fresh inputs, as text; "None" where the program is invalid.
+    """
+
+    program: Program
+    weight: float
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """Programs that meet all examples.
+
+    Attributes:
+        rivals: programs that differ on fresh inputs, shortest first, then by weight.
+        examples: the examples.
+        probes: the fresh inputs.
+        found: number of programs tried, and their length.
+        limits: maximum seconds, length and candidates of the search.
+    """
+
+    rivals: tuple[Rival, ...]
+    examples: Examples
+    probes: tuple[Inputs, ...]
+    found: Found
+    limits: tuple[float, int, int]
+
+    @property
+    def program(self) -> Program:
+        """The shortest program; call it with the inputs."""
+        return self.rivals[0].program
+
+    @property
+    def confidence(self) -> float:
+        """Weight of the program among all consistent ones that were found, 0 to 1."""
+        return self.rivals[0].weight
+
+    @property
+    def is_minimal(self) -> bool:
+        """Whether all shorter programs were tried."""
+        return self.found.complete >= len(self.program.functions) - 1
+
+    def ask(self) -> Inputs | None:
+        """Return the inputs whose output tells most rivals apart; None if there is one program."""
+
+        def agreement(probe: int) -> float:
+            weights: Counter[str] = Counter()
+            for rival in self.rivals:
+                weights[rival.results[probe]] += rival.weight  # type: ignore[assignment]
+            return max(weights.values())
+
+        if len(self.rivals) < 2:
+            return None
+        return self.probes[min(range(len(self.probes)), key=agreement)]
+
+    def answer(self, inputs: Inputs, output: Value) -> Synthesis:
+        """Search again with one more example, for instance the inputs of `ask`."""
+        old = self.examples
+        places = (*old.places, "the answer")
+        return _search(Examples((*old.inputs, inputs), (*old.outputs, output), places), self.limits)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the program, its rivals and what was searched."""
+        length = len(self.program.functions)
+        return {
+            "program": str(self.program),
+            "python": self.program.python_source,
+            "confidence": self.confidence,
+            "minimal": self.is_minimal,
+            "rivals": [
+                {"program": str(rival.program), "weight": rival.weight} for rival in self.rivals
+            ],
+            "ask": self.ask(),
+            "candidates": self.found.candidates,
+            "searched": self.found.candidates / float(len(FUNCTIONS)) ** length,
+            "seconds": self.found.seconds,
+        }
+
+    def table(self) -> Table:
+        """Return a table of the first programs."""
+        fields: tuple[Field[Rival], ...] = (
+            Field.of("program", lambda rival: str(rival.program)),
+            Field.number("length", lambda rival: len(rival.program.functions)),
+            Field.number("weight", lambda rival: f"{rival.weight:.0%}"),
+        )
+        shortest = "no program is shorter" if self.is_minimal else "shorter ones may exist"
+        tried = f"{self.found.candidates:,} programs tried in {self.found.seconds:.2g} s"
+        notes = [f"{tried}; {shortest}"]
+        if (question := self.ask()) is not None:
+            shown = ", ".join(map(str, question))
+            notes.append(f"{len(self.rivals)} differ; to decide, add an example with input {shown}")
+        return Table.of(self.rivals[:5], fields, "programs that meet all examples", notes)
+
+
+def from_examples(
+    examples: Iterable[tuple[Any, Any]] | str | Path,
+    *,
+    max_length: int = 8,
+    budget: str | float = "30s",
+    max_candidates: int | None = None,
+) -> Synthesis:
+    """Find the shortest program of the list language that meets examples.
+
+    Programs compute on integers from -256 to 255 and lists of at most 20 of them. All programs are
+    tried, shortest first, but only one for each state that they reach on the examples.
+
+    Args:
+        examples: pairs of an input and an output, an int or a list of ints each; a tuple of inputs
+            is several arguments. Or a path to JSON lines with ``input`` and ``output``.
+        max_length: maximum number of functions, up to 16.
+        budget: time limit, such as ``"30s"``; a number is seconds.
+        max_candidates: maximum number of programs tried; None for no limit.
+
+    Raises:
+        InvalidArgumentError: an example is not in the language, or contradicts another.
+        SlipstreamError: no program was found, or the file cannot be read.
+    """
+    seconds = parse_duration_ns(budget, "budget") / 1e9 if isinstance(budget, str) else budget
+    limits = seconds, max(1, min(max_length, MAX_LENGTH)), max_candidates or 1 << 62
+    if isinstance(examples, str | Path):
+        return _search(Examples.load(Path(examples)), limits)
+    return _search(Examples.of(examples), limits)
+
+
+def _search(examples: Examples, limits: tuple[float, int, int]) -> Synthesis:
+    seconds, max_length, candidates = limits
+    generator = np.random.default_rng(0)
+    number = min(_IN_SEARCH, MAX_INPUTS - len(examples.inputs))
+    inputs = [*examples.inputs, *examples.probes(number, generator)]
+    search = functools.partial(
+        enumerate_programs, Task(inputs, examples.outputs), max_candidates=candidates,
+        max_seconds=seconds,
+    )  # fmt: skip
+    found = search(max_length)
+    if found.programs and len(found.programs[0]) <= min(_SHORT, max_length - 1):
+        found = search(len(found.programs[0]) + 1, extra=1)
+    if not found.programs:
+        raise SlipstreamError(
+            f"no program was found; {found.candidates:,} were tried in {found.seconds:.2g} s, "
+            f"all up to length {found.complete}",
+            remedy="check the examples, or raise the budget or the maximum length",
+        )
+    probes = examples.probes(_PROBES, generator)
+    programs = [Program(functions, examples.lists) for functions in found.programs]
+    return Synthesis(_rivals(programs, probes), examples, tuple(probes), found, limits)
+
+
+def _rivals(programs: list[Program], probes: list[Inputs]) -> tuple[Rival, ...]:
+    """Group programs, shortest first, by their results on probes."""
+    weights: dict[tuple[str, ...], float] = {}
+    shortest: dict[tuple[str, ...], Program] = {}
+    tasks = [Task(probes[at : at + MAX_INPUTS]) for at in range(0, len(probes), MAX_INPUTS)]
+    for program in programs:
+        row = np.array([program.functions], np.uint8)
+        parts = [run(task, row) for task in tasks]
+        results = tuple(
+            repr(part.value(0, at)) for part in parts for at in range(part.counts.shape[1])
+        )
+        shortest.setdefault(results, program)
+        weight = float(len(FUNCTIONS)) ** -len(program.functions)
+        weights[results] = weights.get(results, 0.0) + weight
+    total = sum(weights.values())
+    ordered = sorted(weights, key=lambda key: (len(shortest[key].functions), -weights[key]))
+    return tuple(Rival(shortest[key], weights[key] / total, key) for key in ordered)

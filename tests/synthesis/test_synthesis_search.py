@@ -1,0 +1,98 @@
+"""Functions from examples: minimal programs, rivals, questions, and what is not an example."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import slipstream as ss
+from slipstream.errors import SlipstreamError
+from slipstream.synthesis.kernels import Task, run
+from slipstream_bench.systems.synthesis.tasks import random_task
+
+
+def test_programs_meet_the_examples_and_none_is_shorter() -> None:
+    generator = np.random.default_rng(0)
+    for number in range(10):
+        task = random_task(4, generator, is_list=number % 2 == 0)
+        found = ss.synth.from_examples(task.pairs, max_length=4)
+        assert all(found.program(inputs) == output for inputs, output in task.pairs)
+        assert found.is_minimal
+        native = Task([(inputs,) for inputs, _ in task.pairs])
+        for length in range(1, len(found.program.functions)):
+            every = np.array(list(itertools.product(range(41), repeat=length)), np.uint8)
+            results = run(native, every)
+            for row in np.flatnonzero(results.valid):
+                assert any(results.value(row, e) != pair[1] for e, pair in enumerate(task.pairs))
+
+
+def test_all_programs_that_differ_are_rivals_and_a_question_decides() -> None:
+    def function(values: list[int]) -> int:
+        return max(values, default=0)
+
+    found = ss.synth.from_examples([([1, 2, 3], 3), ([4, 5], 5)])
+    assert {"LAST", "MAXIMUM"} <= {str(rival.program) for rival in found.rivals}
+    assert found.confidence < 1
+    for _ in range(5):
+        question = found.ask()
+        if question is None:
+            break
+        results = {rival.program(*question) for rival in found.rivals[:2]}
+        assert results
+        found = found.answer(question, function(*question))  # type: ignore[arg-type]
+    assert str(found.program) == "MAXIMUM"
+
+
+def test_several_arguments() -> None:
+    pairs = [((2, [5, 6, 7]), [5, 6]), ((1, [3, -3]), [3]), ((3, [0, 9, 8, 1]), [0, 9, 8])]
+    found = ss.synth.from_examples(pairs)
+    assert str(found.program) == "TAKE"
+    assert found.program.python_source == "def program(n, xs1):\n    return xs1[:max(n, 0)]\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "place", "problem"),
+    [
+        ([], None, "there are none"),
+        (["[1, 2]"], ":1", "not an object with the fields"),
+        (['{"input": [1], "output": 2}', "{"], ":2", "not JSON"),
+        (['{"input": [1, 256], "output": 2}'], ":1", "the input contains 256, outside -256..255"),
+        (['{"input": [1], "output": true}'], ":1", "the output is True, neither an integer"),
+        (['{"input": [[1]], "output": 1}'], ":1", "the input contains a list"),
+        (['{"inputs": [1, "a"], "output": 1}'], ":1", "the input 2 is 'a', neither"),
+        (['{"input": [1], "output": 1}', '{"input": 1, "output": 1}'], ":2",
+         "is (integer) -> integer, but"),
+        (['{"input": [1], "output": 1}', "", '{"input": [1], "output": 2}'], ":3",
+         "has the same input and the output 1"),
+        ([f'{{"input": {[1] * 21}, "output": 2}}'], ":1", "has 21 elements; 20 are allowed"),
+        ([f'{{"input": [{n}], "output": 2}}' for n in range(33)], None, "at most 32"),
+    ],
+)  # fmt: skip
+def test_what_is_not_an_example_is_named(
+    lines: list[str], place: str | None, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "examples.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(SlipstreamError) as raised:
+        ss.synth.from_examples(path)
+    assert problem in raised.value.what
+    assert raised.value.remedy
+    assert raised.value.where == (None if place is None else f"{path}{place}")
+
+
+@pytest.mark.parametrize("pairs", [[1], [([1], 1, 2)], "[]"])
+def test_pairs_are_pairs(pairs: Any) -> None:
+    with pytest.raises(SlipstreamError):
+        ss.synth.from_examples(pairs)
+
+
+def test_a_search_without_a_result_reports_what_it_tried() -> None:
+    pairs = [([1, 2], [100, -77]), ([2, 1], [5]), ([0, 3], [-200])]
+    with pytest.raises(SlipstreamError, match=r"no program was found; .* all up to length 2"):
+        ss.synth.from_examples(pairs, max_length=2)
+    with pytest.raises(SlipstreamError, match="no program was found"):
+        ss.synth.from_examples(pairs, max_length=6, budget="10ms")
