@@ -302,7 +302,7 @@ def _headline(seed: int, epochs: int, trials: str) -> tuple[float, ...]:
     net = Supernet(derive_space(ds_cnn(), train[0][:2], channel_multiple=4))
     footprint = Footprint(net, train[0][:128])
     full = footprint.predict({}, plan_s=0.0)
-    limit_ms = _BOARD.latency_ms(full.instructions) / 3.3
+    limit_ms = _BOARD.latency_ms(full.instructions) / 2.5
     began = time.process_time()
     found = search_for_board(
         ds_cnn(), train, valid, board=_BOARD, latency_ms=limit_ms, budget=trials, epochs=epochs,
