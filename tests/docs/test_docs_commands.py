@@ -251,6 +251,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train.py").write_text(TRAIN)
     for name in ("a.py", "b.py", "bench.py"):
         (folder / name).write_text("sum(range(1000))\n")
+    (folder / "examples.jsonl").write_text('{"input": [3, -1], "output": [6]}\n')
     (folder / "corpus.jsonl").write_text('{"text": "a text"}\n{"text": "A text!"}\n')
     shutil.copytree(ROOT / "examples", folder / "examples")
     for name, (long, short) in SMALLER.items():

@@ -48,6 +48,7 @@ LIBRARIES = {
     "codesign.py",
     "control_stages.py",
     "keyword_spotting.py",
+    "learned_function.py",
     "loop_nests.py",
     "tree_lstm.py",
 }

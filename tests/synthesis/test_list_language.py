@@ -70,7 +70,7 @@ def test_source_computes_what_the_program_does() -> None:
 
 def test_steps_that_do_nothing_are_left_out() -> None:
     program = Program(tuple(NAMES.index(name) for name in ("SORT", "SUM", "MAP *2", "HEAD")))
-    assert not program.is_minimal
+    assert not program.has_no_dead_code
     assert program.python_source == (
         "def program(xs):\n"
         "    v1 = sorted(xs)\n"

@@ -1,7 +1,4 @@
-// Programs of the list language: functions on (last number, last list, list before it).
-//
-// Source: Mandal et al., "Learning Fitness Functions for Machine Programming", MLSys 2021, arXiv
-// 1908.08783. The 41 functions and their numbers are those of src/slipstream/synthesis/language.py.
+// Functions of the list language, which src/slipstream/synthesis/language.py describes.
 
 #pragma once
 

@@ -27,31 +27,29 @@ inline Hash mix(Hash h, Hash v) { return {mix(h.a, v.a), mix(h.b, v.b + (v.a >> 
 class Path {
  public:
   Path(const Kernel& kernel, const Task& task)
-      : kernel_(kernel), task_(task), frames_(kLength + 2), hashes_(kLength + 2) {
+      : kernel_(kernel), task_(task), frames_(kLength + 3), hashes_(kLength + 3) {
     required_ = static_cast<uint32_t>((uint64_t{1} << task.examples) - 1);
     for (int e = 0; e < task.inputs; ++e) {
-      frames_[0].number[e] = task.numbers[e];
+      frame(2).number[e] = task.numbers[e];
       for (int which = 0; which < 2; ++which) {
         const int row = 2 * e + which;
-        Frame& frame = frames_[static_cast<size_t>(which)];
-        std::memcpy(frame.list[e], task.lists + row * kMax, sizeof(int16_t) * kMax);
-        frame.count[e] = task.counts[row];
+        std::memcpy(frame(which).list[e], task.lists + row * kMax, sizeof(int16_t) * kMax);
+        frame(which).count[e] = task.counts[row];
       }
     }
-    for (int which = 0; which < 2; ++which) hash_list(which);
-    hash_numbers(0);
-    places_[0] = {0, 0, 1, 0};
+    hash_list(0), hash_list(1), hash_numbers(2);
+    places_[0] = {2, 0, 1, 0};
   }
 
   int length() const { return length_; }
   const uint8_t* functions() const { return functions_; }
-  uint32_t invalid() const { return places_[length_].invalid; }
+  bool valid(int e) const { return !(places_[length_].invalid >> e & 1); }
   void shorten(int length) { length_ = length; }
 
   // Whether the program is valid on the examples with another function.
   bool extend(int f) {
     const Place& from = places_[length_];
-    const int slot = length_ + 2;
+    const int slot = length_ + 3;
     const uint32_t invalid =
         from.invalid | kernel_.functions[f](arguments(), frame(slot), 0, task_.inputs);
     if (invalid & required_) return false;
@@ -65,38 +63,35 @@ class Path {
 
   // Whether the program with another function, which is not kept, meets all examples.
   bool meets(int f) {
-    Frame& to = frame(length_ + 2);
-    for (int e = 0; e < task_.examples; ++e)
-      if (kernel_.functions[f](arguments(), to, e, e + 1) || !equal(to, e)) return false;
+    Frame& to = frame(length_ + 3);
+    for (int e = 0; e < task_.examples; ++e) {
+      const int16_t* wanted = task_.wanted + e * kMax;
+      if (kernel_.functions[f](arguments(), to, e, e + 1) ||
+          (task_.is_list ? to.count[e] != task_.wanted_counts[e] ||
+                               std::memcmp(to.list[e], wanted, sizeof(int16_t) * kMax) != 0
+                         : to.number[e] != *wanted))
+        return false;
+    }
     return true;
-  }
-
-  bool equal(const Frame& to, int e) const {
-    if (!task_.is_list) return to.number[e] == task_.wanted[e * kMax];
-    return to.count[e] == task_.wanted_counts[e] &&
-           std::memcmp(to.list[e], task_.wanted + e * kMax, sizeof(int16_t) * kMax) == 0;
   }
 
   // Of everything that later functions can read.
   Hash state() {
     const Place& place = places_[length_];
-    const int slot = length_ + 1;
+    const int slot = length_ + 2;
     if (length_ > 0) functions_[length_ - 1] < kNumbers ? hash_numbers(slot) : hash_list(slot);
     Hash h = {place.invalid, 1};
-    h = mix(h, hashes_[static_cast<size_t>(place.number)].number);
-    h = mix(h, hashes_[static_cast<size_t>(place.last)].list);
-    return mix(h, hashes_[static_cast<size_t>(place.before)].list);
+    for (int read : {place.number, place.last, place.before})
+      h = mix(h, hashes_[static_cast<size_t>(read)]);
+    return h;
   }
 
-  const Frame& result() const { return frames_[static_cast<size_t>(length_ + 1)]; }
+  const Frame& result() const { return frames_[static_cast<size_t>(length_ + 2)]; }
 
  private:
   struct Place {
     int number, last, before;
     uint32_t invalid;
-  };
-  struct Hashes {
-    Hash list, number;
   };
 
   Frame& frame(int slot) { return frames_[static_cast<size_t>(slot)]; }
@@ -116,7 +111,7 @@ class Path {
       for (int i = 0; i < kMax / 4 && static_cast<int>(count) > 4 * i; ++i)
         h = mix(h, {words[i], words[i]});
     }
-    hashes_[static_cast<size_t>(slot)].list = h;
+    hashes_[static_cast<size_t>(slot)] = h;
   }
 
   void hash_numbers(int slot) {
@@ -125,7 +120,7 @@ class Path {
       const uint64_t word = static_cast<uint16_t>(frame(slot).number[e]);
       h = mix(h, {word, word});
     }
-    hashes_[static_cast<size_t>(slot)].number = h;
+    hashes_[static_cast<size_t>(slot)] = h;
   }
 
   const Kernel& kernel_;
@@ -135,7 +130,7 @@ class Path {
   uint8_t functions_[kLength] = {};
   Place places_[kLength + 1];
   std::vector<Frame> frames_;
-  std::vector<Hashes> hashes_;
+  std::vector<Hash> hashes_;
 };
 
 }  // namespace synthesis

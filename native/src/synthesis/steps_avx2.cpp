@@ -1,3 +1,2 @@
 #include "synthesis/steps.inc"
-
 STEPS(steps_avx2, "avx2")

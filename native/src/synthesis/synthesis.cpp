@@ -23,12 +23,10 @@ constexpr int64_t kTogether = 4096;
 constexpr int64_t kBetweenClocks = 1 << 16;
 
 bool consistent(const Task& task) {
-  if (task.inputs < 1 || task.inputs > kExamples || task.examples < 0 ||
-      task.examples > task.inputs)
-    return false;
+  if (task.inputs < 1 || task.inputs > kExamples || task.examples < 0) return false;
   for (int row = 0; row < 2 * task.inputs; ++row)
     if (task.counts[row] < 0 || task.counts[row] > kMax) return false;
-  return true;
+  return task.examples <= task.inputs;
 }
 
 struct Batch {
@@ -51,20 +49,14 @@ void run_part(void* context, int64_t part) {
     bool valid = true;
     for (int k = 0; k < batch.length && valid; ++k) valid = path.extend(program[k]);
     batch.valid[n] = valid;
-    if (batch.lists == nullptr) continue;
-    for (int e = 0; e < batch.task.inputs; ++e) {
+    for (int e = 0; batch.lists != nullptr && e < batch.task.inputs; ++e) {
       const int64_t row = n * batch.task.inputs + e;
-      int16_t* list = batch.lists + row * kMax;
-      std::memset(list, 0, sizeof(int16_t) * kMax);
-      batch.counts[row] = -2;
-      if (!valid || path.invalid() >> e & 1) continue;
-      if (program[batch.length - 1] < kNumbers) {
-        list[0] = path.result().number[e];
-        batch.counts[row] = -1;
-      } else {
-        std::memcpy(list, path.result().list[e], sizeof(int16_t) * kMax);
-        batch.counts[row] = path.result().count[e];
-      }
+      const bool is_list = program[batch.length - 1] >= kNumbers, known = valid && path.valid(e);
+      const Frame& from = path.result();
+      const int16_t list[kMax] = {from.number[e]};
+      if (known)
+        std::memcpy(batch.lists + row * kMax, is_list ? from.list[e] : list, sizeof list);
+      batch.counts[row] = !known ? -2 : is_list ? from.count[e] : -1;
     }
   }
 }
@@ -76,10 +68,10 @@ class Seen {
 
   bool insert(Hash h) {
     h.a |= 1;  // zero marks a free slot
-    if (2 * ++size_ > slots_.size()) grow();
-    if (put(slots_, h)) return true;
-    --size_;
-    return false;
+    if (2 * size_ >= slots_.size()) grow();
+    const bool is_new = put(slots_, h);
+    size_ += is_new;
+    return is_new;
   }
 
  private:
@@ -125,17 +117,13 @@ class Enumeration {
         last = std::min(last, length + search_.extra);
       if (length < last && !expand(length - 1)) break;
     }
-    search_.states = 0;
-    for (const auto& level : levels_) search_.states += static_cast<int64_t>(level.size());
     search_.seconds = seconds();
   }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  double seconds() const {
-    return std::chrono::duration<double>(Clock::now() - began_).count();
-  }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
 
   // Whether the search may go on.
   bool counted(int64_t number) {

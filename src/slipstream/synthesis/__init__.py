@@ -2,11 +2,8 @@
 
 found = ss.synth.from_examples([([3, -1, 4], [9, 1, 16]), ([2, 0], [4, 0])])
 found.program([5, -2])      # [25, 4]
-print(found.program.python_source)
 found.ask()                 # an input on which the remaining programs differ
 """
-
-from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
@@ -17,14 +14,8 @@ if TYPE_CHECKING:
     from slipstream.synthesis.language import Program
     from slipstream.synthesis.search import Rival, Synthesis, from_examples
 
-_HOMES = {
-    "Examples": "examples",
-    "Program": "language",
-    "Rival": "search",
-    "Synthesis": "search",
-    "from_examples": "search",
-}
-
+_SEARCH = dict.fromkeys(("Rival", "Synthesis", "from_examples"), "search")
 __all__ = ["Examples", "Program", "Rival", "Synthesis", "from_examples"]
-
-__getattr__, __dir__ = late(__name__, _HOMES, __all__)
+__getattr__, __dir__ = late(
+    __name__, {"Examples": "examples", "Program": "language", **_SEARCH}, __all__
+)

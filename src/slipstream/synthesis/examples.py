@@ -38,35 +38,27 @@ class Examples:
         if not self.inputs:
             raise InvalidArgumentError("examples", "there are none", remedy=_FORMAT)
         if len(self.inputs) > MAX_INPUTS:
-            raise InvalidArgumentError(
-                "examples", f"{len(self.inputs)} examples, at most {MAX_INPUTS} are supported",
-                remedy="pass the most varied ones",
-            )  # fmt: skip
+            what = f"{len(self.inputs)} examples, at most {MAX_INPUTS} are supported"
+            raise InvalidArgumentError("examples", what, remedy="pass the most varied ones")
         seen: dict[str, int] = {}
-        for at, (inputs, output, place) in enumerate(
-            zip(self.inputs, self.outputs, self.places, strict=True)
-        ):
-            fields = [(f"input {n + 1}" if len(inputs) > 1 else "input", value)
-                      for n, value in enumerate(inputs)]  # fmt: skip
-            for field, value in [*fields, ("output", output)]:
+        for at, (inputs, output) in enumerate(zip(self.inputs, self.outputs, strict=True)):
+            numbers = [f"input {n}" for n in range(1, len(inputs) + 1)]
+            fields = [*(numbers if len(inputs) > 1 else ["input"]), "output"]
+            for field, value in zip(fields, (*inputs, output), strict=True):
                 if why := why_outside(value):
-                    raise InvalidArgumentError(
-                        "examples", f"the {field} {why}", where=place, remedy=_REMEDY
-                    )
+                    raise self._error(at, f"the {field} {why}", _REMEDY)
             kinds, first = (self._kinds(row) for row in (at, 0))
             if kinds != first:
-                raise InvalidArgumentError(
-                    "examples", f"the example is {kinds}, but {self.places[0]} is {first}",
-                    where=place, remedy="give all examples the same types",
-                )  # fmt: skip
+                what = f"the example is {kinds}, but {self.places[0]} is {first}"
+                raise self._error(at, what, "give all examples the same types")
             other = seen.setdefault(repr(inputs), at)
             if self.outputs[other] != output:
-                raise InvalidArgumentError(
-                    "examples",
-                    f"the output is {output}, but {self.places[other]} has the same input and the "
-                    f"output {self.outputs[other]}",
-                    where=place, remedy="remove one of the two",
-                )  # fmt: skip
+                what = f"the output is {output}, but {self.places[other]} has the same input and "
+                what += f"the output {self.outputs[other]}"
+                raise self._error(at, what, "remove one of the two")
+
+    def _error(self, row: int, what: str, remedy: str) -> InvalidArgumentError:
+        return InvalidArgumentError("examples", what, where=self.places[row], remedy=remedy)
 
     def _kinds(self, row: int) -> str:
         names = ["list" if isinstance(value, list) else "integer"
@@ -86,13 +78,11 @@ class Examples:
             InvalidArgumentError: an example is not in the list language or contradicts another.
         """
         rows = list(pairs)
-        for number, pair in enumerate(rows, 1):
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise InvalidArgumentError(
-                    "examples", f"{pair!r} is not a pair of input and output",
-                    where=f"example {number}", remedy="for example [([3, 1, 2], [1, 2, 3])]",
-                )  # fmt: skip
         places = tuple(f"example {number}" for number in range(1, len(rows) + 1))
+        for place, pair in zip(places, rows, strict=True):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                what, remedy = f"{pair!r} is not a pair", "for example [([3, 1, 2], [1, 2, 3])]"
+                raise InvalidArgumentError("examples", what, where=place, remedy=remedy)
         inputs = tuple(row[0] if isinstance(row[0], tuple) else (row[0],) for row in rows)
         return cls(inputs, tuple(row[1] for row in rows), places)
 
@@ -104,28 +94,19 @@ class Examples:
             SlipstreamError: the file cannot be read, or a line is not an example.
             InvalidArgumentError: see `of`.
         """
-        inputs: list[Inputs] = []
-        outputs: list[Value] = []
-        places: list[str] = []
-        for number, line in enumerate(_lines(path), 1):
+        rows: dict[str, tuple[Inputs, Value]] = {}
+        for number, line in enumerate(read_bytes(path).splitlines(), 1):
             place = f"{path}:{number}"
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                raise SlipstreamError("not JSON", where=place, remedy=_FORMAT) from None
-            is_row = isinstance(row, dict)
-            if is_row and "output" in row and isinstance(row.get("inputs"), list) and row["inputs"]:
-                inputs.append(tuple(row["inputs"]))
-            elif is_row and "output" in row and "input" in row:
-                inputs.append((row["input"],))
-            else:
-                what = "not an object with the fields 'input' (or 'inputs') and 'output'"
-                raise SlipstreamError(what, where=place, remedy=_FORMAT)
-            outputs.append(row["output"])
-            places.append(place)
-        return cls(tuple(inputs), tuple(outputs), tuple(places))
+            if line.strip():
+                try:
+                    rows[place] = _example(json.loads(line))
+                except (ValueError, RecursionError):
+                    raise SlipstreamError("not JSON", where=place, remedy=_FORMAT) from None
+                except LookupError:
+                    what = "not an object with the fields 'input' (or 'inputs') and 'output'"
+                    raise SlipstreamError(what, where=place, remedy=_FORMAT) from None
+        inputs, outputs = (tuple(row[n] for row in rows.values()) for n in (0, 1))
+        return cls(inputs, outputs, tuple(rows))  # type: ignore[arg-type]
 
     def probes(self, count: int, generator: np.random.Generator) -> list[Inputs]:
         """Return random inputs with lengths and values in the range of the examples'."""
@@ -133,11 +114,13 @@ class Examples:
         return [tuple(_like(column, generator) for column in columns) for _ in range(count)]
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return read_bytes(path).decode("utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise SlipstreamError("not UTF-8 text", where=str(path), remedy=_FORMAT) from None
+def _example(row: Any) -> tuple[Inputs, Value]:
+    if not isinstance(row, dict) or "output" not in row:
+        raise LookupError
+    inputs = row.get("inputs", [])
+    return (tuple(inputs) if isinstance(inputs, list) and inputs else (row["input"],)), row[
+        "output"
+    ]
 
 
 def _like(values: Sequence[Value], generator: np.random.Generator) -> Value:

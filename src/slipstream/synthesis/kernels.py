@@ -20,7 +20,7 @@ _TASK = structure(
 )
 _SEARCH = structure(
     "int64_t max_candidates; double max_seconds; int32_t max_length, extra, capacity; "
-    "void* programs, lengths; int64_t candidates, states; int32_t found, complete; double seconds;"
+    "void* programs, lengths; int64_t candidates; int32_t found, complete; double seconds;"
 )
 FAMILY = Family("synthesis", {
     "synthesis_run": [INT32, POINTER, POINTER, INT64, INT32, POINTER, POINTER, POINTER, INT32],
@@ -32,24 +32,21 @@ class Task:
     """Inputs of programs, at most 32, and the expected outputs of the first ones."""
 
     def __init__(self, inputs: Sequence[Sequence[Value]], outputs: Sequence[Value] = ()) -> None:
-        self.outputs = list(outputs)
-        self.numbers = np.zeros(len(inputs), np.int16)
-        self.lists = np.zeros((len(inputs), 2, MAX_LIST), np.int16)
-        self.counts = np.zeros((len(inputs), 2), np.int16)
-        for row, values in enumerate(inputs):
-            self.numbers[row], *lists = last_values(values)
-            for at, values_of_list in enumerate(lists):
-                self.counts[row, at] = len(values_of_list)
-                self.lists[row, at, : len(values_of_list)] = values_of_list
-        self.is_list = bool(outputs) and isinstance(outputs[0], list)
-        self.wanted = np.zeros((max(len(outputs), 1), MAX_LIST), np.int16)
-        self.wanted_counts = np.zeros(max(len(outputs), 1), np.int16)
-        for row, output in enumerate(outputs):
-            values = output if isinstance(output, list) else [output]
-            self.wanted[row, : len(values)] = values
-            self.wanted_counts[row] = len(values)
-        arrays = self.numbers, self.lists, self.counts, self.wanted, self.wanted_counts
-        self.structure = _TASK(len(inputs), len(outputs), self.is_list, *map(array_pointer, arrays))
+        self.inputs = len(inputs)
+        numbers, *lists = zip(*map(last_values, inputs), strict=True)
+        rows = [values for pair in zip(*lists, strict=True) for values in pair]
+        expected = [output if isinstance(output, list) else [output] for output in outputs]
+        self._arrays = np.array(numbers, np.int16), *_padded(rows), *_padded(expected)
+        is_list = bool(outputs) and isinstance(outputs[0], list)
+        pointers = map(array_pointer, self._arrays)
+        self.structure = _TASK(len(inputs), len(outputs), is_list, *pointers)
+
+
+def _padded(rows: Sequence[list[int]]) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+    lists = np.zeros((len(rows), MAX_LIST), np.int16)
+    for row, values in enumerate(rows):
+        lists[row, : len(values)] = values
+    return lists, np.array([len(values) for values in rows], np.int16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +54,7 @@ class Results:
     """Results of programs.
 
     Attributes:
-        valid: whether the program was valid on the task's examples, bool [programs]; on all inputs
-            if it has no examples.
+        valid: whether they are valid on the task's examples, bool [programs].
         lists: int16 [programs, inputs, 20]; a number is in the first place.
         counts: int16 [programs, inputs]; -1 for a number, -2 where the program is invalid.
     """
@@ -69,27 +65,20 @@ class Results:
 
     def value(self, program: int, row: int) -> Value | None:
         """Return a result; None where the program is invalid."""
-        count, values = int(self.counts[program, row]), self.lists[program, row]
-        if count == -2:
-            return None
-        return int(values[0]) if count == -1 else [int(v) for v in values[:count]]
+        count, values = int(self.counts[program, row]), self.lists[program, row].tolist()
+        return None if count == -2 else int(values[0]) if count == -1 else values[:count]
 
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a search.
+    """Programs that meet all examples, shortest first; the number of programs that were tried.
 
     Attributes:
-        programs: that meet all examples, shortest first.
-        candidates: number of programs that were tried.
-        states: number of different states that they reached.
         complete: length up to which all programs were tried.
-        seconds: duration.
     """
 
     programs: tuple[tuple[int, ...], ...]
     candidates: int
-    states: int
     complete: int
     seconds: float
 
@@ -100,39 +89,31 @@ def kernel() -> int:
     Raises:
         SlipstreamError: the package was installed without compiled code.
     """
-    number = FAMILY.kernel()
-    if number is None:
-        raise SlipstreamError(
-            "searching programs needs the compiled library, which is not available",
-            remedy="install a C++17 compiler, reinstall slipstream and unset SLIPSTREAM_NATIVE",
-        )
+    if (number := FAMILY.kernel()) is None:
+        what = "searching programs needs the compiled library, which is not available"
+        remedy = "install a C++17 compiler, reinstall slipstream and unset SLIPSTREAM_NATIVE"
+        raise SlipstreamError(what, remedy=remedy)
     return number
 
 
-def run(
-    task: Task, programs: NDArray[np.uint8], *, number: int | None = None, threads: int = 1
-) -> Results:
-    """Run programs on all inputs.
+def run(task: Task, programs: NDArray[np.uint8], *, number: int | None = None) -> Results:
+    """Run programs, uint8 [programs, length], on all inputs.
 
     Args:
-        programs: ids of functions, uint8 [programs, length].
         number: one of ``FAMILY.kernels``; the fastest by default.
     """
     programs = np.ascontiguousarray(programs, np.uint8)
     count, length = programs.shape
-    rows = len(task.numbers)
-    valid = np.zeros(count, np.bool_)
-    lists = np.zeros((count, rows, MAX_LIST), np.int16)
-    counts = np.zeros((count, rows), np.int16)
+    lists = np.zeros((count, task.inputs, MAX_LIST), np.int16)
+    results = Results(np.zeros(count, np.bool_), lists, np.zeros(lists.shape[:2], np.int16))
     FAMILY.call(
         "synthesis_run", kernel() if number is None else number, ctypes.byref(task.structure),
-        array_pointer(programs), count, length, array_pointer(valid), array_pointer(lists),
-        array_pointer(counts), threads,
+        array_pointer(programs), count, length, *map(array_pointer, vars(results).values()), 1,
     )  # fmt: skip
-    return Results(valid, lists, counts)
+    return results
 
 
-def enumerate_programs(
+def find_programs(
     task: Task, max_length: int, *, max_candidates: int, max_seconds: float, extra: int = 0,
     capacity: int = 1000,
 ) -> Found:  # fmt: skip
@@ -142,20 +123,12 @@ def enumerate_programs(
         extra: lengths searched beyond the shortest program.
         capacity: maximum number of programs returned.
     """
-    programs = np.zeros((capacity, MAX_LENGTH), np.uint8)
-    lengths = np.zeros(capacity, np.int32)
+    programs, lengths = np.zeros((capacity, MAX_LENGTH), np.uint8), np.zeros(capacity, np.int32)
     search = _SEARCH(
-        max_candidates,
-        max_seconds,
-        max_length,
-        extra,
-        capacity,
-        array_pointer(programs),
+        max_candidates, max_seconds, max_length, extra, capacity, array_pointer(programs),
         array_pointer(lengths),
-    )
-    FAMILY.call("synthesis_enumerate", kernel(), ctypes.byref(task.structure), ctypes.byref(search))
-    rows = zip(programs.tolist(), lengths.tolist(), strict=True)
-    return Found(
-        tuple(tuple(row[:length]) for row, length in list(rows)[: search.found]),
-        search.candidates, search.states, search.complete, search.seconds,
     )  # fmt: skip
+    task_and_search = ctypes.byref(task.structure), ctypes.byref(search)
+    FAMILY.call("synthesis_enumerate", kernel(), *task_and_search)
+    rows = [programs[n, : lengths[n]].tolist() for n in range(search.found)]
+    return Found(tuple(map(tuple, rows)), search.candidates, search.complete, search.seconds)

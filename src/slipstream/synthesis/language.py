@@ -84,10 +84,8 @@ class Program:
         for step, function in enumerate(self.functions, 1):
             result = _CALLS[function](number, last, before)
             if why := why_outside(result):
-                raise SlipstreamError(
-                    f"step {step}, {NAMES[function]}: the result {why}",
-                    remedy="pass smaller numbers or shorter lists",
-                )
+                what = f"step {step}, {NAMES[function]}: the result {why}"
+                raise SlipstreamError(what, remedy="pass smaller numbers or shorter lists")
             if isinstance(result, list):
                 last, before = result, last
             else:
@@ -98,7 +96,7 @@ class Program:
         return ", ".join(NAMES[function] for function in self.functions)
 
     @property
-    def is_minimal(self) -> bool:
+    def has_no_dead_code(self) -> bool:
         """Whether every function contributes to the result."""
         return len(self._live) == len(self.functions)
 
@@ -127,18 +125,16 @@ class Program:
         names = {-1 - at: f"{'xs' if is_list else 'n'}{at or ''}"
                  for at, is_list in enumerate(self.lists)}  # fmt: skip
         names |= {step: f"v{step + 1}" for step in range(len(self.functions))}
-        body = []
+        lines = []
         for step, reads in self._live.items():
-            function = self.functions[step]
-            replaced = dict(zip(_READS[function], reads, strict=True))
-            text = FUNCTIONS[NAMES[function]]
-            for name, at in replaced.items():
+            text = FUNCTIONS[NAMES[self.functions[step]]]
+            for name, at in zip(_READS[self.functions[step]], reads, strict=True):
                 value = names[at] if at is not None else "0" if name == "n" else "[]"
                 text = re.sub(rf"\b{name}\b", value, text)
-            is_last = step == len(self.functions) - 1
-            body.append(f"    {'return' if is_last else f'{names[step]} ='} {text}")
+            target = "return" if step == len(self.functions) - 1 else f"{names[step]} ="
+            lines.append(f"    {target} {text}\n")
         inputs = ", ".join(names[-1 - at] for at in range(len(self.lists)))
-        text = "\n".join([f"def program({inputs}):", *body, ""])
+        text = f"def program({inputs}):\n{''.join(lines)}"
         imports = {"accumulate": "itertools", "mul": "operator", "sub": "operator"}
         used = [f"from {module} import {name}\n" for name, module in imports.items()
                 if re.search(rf"\b{name}\b", text)]  # fmt: skip
@@ -158,9 +154,9 @@ def why_outside(value: Any) -> str:
     if isinstance(value, list):
         if len(value) > MAX_LIST:
             return f"has {len(value)} elements; {MAX_LIST} are allowed"
-        whys = (why_outside(element) for element in value if not isinstance(element, list))
-        nested = "contains a list" if any(isinstance(element, list) for element in value) else ""
-        return nested or next((f"contains {why[3:]}" for why in whys if why), "")
+        if any(isinstance(element, list) for element in value):
+            return "contains a list"
+        return next((f"contains {why[3:]}" for why in map(why_outside, value) if why), "")
     if isinstance(value, bool) or not isinstance(value, int):
         return f"is {value!r}, neither an integer nor a list of integers"
     return "" if LOW <= value <= HIGH else f"is {value}, outside {LOW}..{HIGH}"

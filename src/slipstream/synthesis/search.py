@@ -13,14 +13,7 @@ import numpy as np
 
 from slipstream.errors import SlipstreamError
 from slipstream.synthesis.examples import Examples, Inputs
-from slipstream.synthesis.kernels import (
-    MAX_INPUTS,
-    MAX_LENGTH,
-    Found,
-    Task,
-    enumerate_programs,
-    run,
-)
+from slipstream.synthesis.kernels import MAX_INPUTS, MAX_LENGTH, Found, Task, find_programs, run
 from slipstream.synthesis.language import FUNCTIONS, Program, Value
 from slipstream.tables import Field, Table
 from slipstream.units import parse_duration_ns
@@ -39,8 +32,7 @@ class Rival:
 
     Attributes:
         program: the shortest of them.
-        weight: share of the consistent programs, each weighted by 41 to the power of minus its
-            length.
+        weight: share of the consistent programs, each counted as 41 to the power of -length.
         results: on the fresh inputs, as text; "None" where the program is invalid.
     """
 
@@ -103,20 +95,14 @@ class Synthesis:
 
     def to_json(self) -> dict[str, Any]:
         """Return the program, its rivals and what was searched."""
-        length = len(self.program.functions)
+        rivals = [{"program": str(rival.program), "weight": rival.weight} for rival in self.rivals]
+        searched = self.found.candidates / float(len(FUNCTIONS)) ** len(self.program.functions)
         return {
-            "program": str(self.program),
-            "python": self.program.python_source,
-            "confidence": self.confidence,
-            "minimal": self.is_minimal,
-            "rivals": [
-                {"program": str(rival.program), "weight": rival.weight} for rival in self.rivals
-            ],
-            "ask": self.ask(),
-            "candidates": self.found.candidates,
-            "searched": self.found.candidates / float(len(FUNCTIONS)) ** length,
+            "program": str(self.program), "python": self.program.python_source, "rivals": rivals,
+            "confidence": self.confidence, "minimal": self.is_minimal, "ask": self.ask(),
+            "candidates": self.found.candidates, "searched": searched,
             "seconds": self.found.seconds,
-        }
+        }  # fmt: skip
 
     def table(self) -> Table:
         """Return a table of the first programs."""
@@ -170,18 +156,17 @@ def _search(examples: Examples, limits: tuple[float, int, int]) -> Synthesis:
     number = min(_IN_SEARCH, MAX_INPUTS - len(examples.inputs))
     inputs = [*examples.inputs, *examples.probes(number, generator)]
     search = functools.partial(
-        enumerate_programs, Task(inputs, examples.outputs), max_candidates=candidates,
+        find_programs, Task(inputs, examples.outputs), max_candidates=candidates,
         max_seconds=seconds,
     )  # fmt: skip
     found = search(max_length)
     if found.programs and len(found.programs[0]) <= min(_SHORT, max_length - 1):
         found = search(len(found.programs[0]) + 1, extra=1)
     if not found.programs:
-        raise SlipstreamError(
-            f"no program was found; {found.candidates:,} were tried in {found.seconds:.2g} s, "
-            f"all up to length {found.complete}",
-            remedy="check the examples, or raise the budget or the maximum length",
-        )
+        what = f"no program was found; {found.candidates:,} were tried in {found.seconds:.2g} s, "
+        what += f"all up to length {found.complete}"
+        remedy = "check the examples, or raise the budget or the maximum length"
+        raise SlipstreamError(what, remedy=remedy)
     probes = examples.probes(_PROBES, generator)
     programs = [Program(functions, examples.lists) for functions in found.programs]
     return Synthesis(_rivals(programs, probes), examples, tuple(probes), found, limits)
@@ -195,9 +180,8 @@ def _rivals(programs: list[Program], probes: list[Inputs]) -> tuple[Rival, ...]:
     for program in programs:
         row = np.array([program.functions], np.uint8)
         parts = [run(task, row) for task in tasks]
-        results = tuple(
-            repr(part.value(0, at)) for part in parts for at in range(part.counts.shape[1])
-        )
+        places = [(part, at) for part in parts for at in range(part.counts.shape[1])]
+        results = tuple(repr(part.value(0, at)) for part, at in places)
         shortest.setdefault(results, program)
         weight = float(len(FUNCTIONS)) ** -len(program.functions)
         weights[results] = weights.get(results, 0.0) + weight

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.synthesis import Program
-from slipstream.synthesis.kernels import MAX_INPUTS, Task, enumerate_programs, run
+from slipstream.synthesis.kernels import MAX_INPUTS, Task, find_programs, run
 from slipstream.synthesis.language import FUNCTIONS, NUMBERS, Value
 
 Pair = tuple[list[int], Value]
@@ -45,7 +45,7 @@ def random_task(
     while True:
         functions = generator.integers(len(FUNCTIONS), size=length, dtype=np.uint8)
         program = Program(tuple(functions.tolist()))
-        if (functions[-1] >= NUMBERS) != is_list or not program.is_minimal:
+        if (functions[-1] >= NUMBERS) != is_list or not program.has_no_dead_code:
             continue
         inputs = random_inputs(MAX_INPUTS, generator)
         results = run(Task([(values,) for values in inputs]), functions[None])
@@ -57,7 +57,7 @@ def random_task(
         if irreducible:
             task = Task([(values,) for values, _ in pairs], [output for _, output in pairs])
             shorter = min(_SHORTER, length - 1)
-            if enumerate_programs(
+            if find_programs(
                 task, shorter, max_candidates=1 << 40, max_seconds=60, capacity=1
             ).programs:
                 continue
