@@ -22,13 +22,7 @@ _FORMAT = 'write one object per line: {"input": [3, 1, 2], "output": [1, 2, 3]}'
 
 @dataclass(frozen=True)
 class Examples:
-    """Checked examples of one function.
-
-    Attributes:
-        inputs: the arguments of each call.
-        outputs: the result of each call.
-        places: where each example comes from, for messages.
-    """
+    """Checked examples: the arguments and the result of calls, and the places to name in errors."""
 
     inputs: tuple[Inputs, ...]
     outputs: tuple[Value, ...]
@@ -77,7 +71,7 @@ class Examples:
         Raises:
             InvalidArgumentError: an example is not in the list language or contradicts another.
         """
-        rows = list(pairs)
+        rows: list[Any] = list(pairs)
         places = tuple(f"example {number}" for number in range(1, len(rows) + 1))
         for place, pair in zip(places, rows, strict=True):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -91,8 +85,7 @@ class Examples:
         """Read JSON lines with ``input``, or a list ``inputs`` of arguments, and ``output``.
 
         Raises:
-            SlipstreamError: the file cannot be read, or a line is not an example.
-            InvalidArgumentError: see `of`.
+            SlipstreamError: the file cannot be read, a line is not an example, or see `of`.
         """
         rows: dict[str, tuple[Inputs, Value]] = {}
         for number, line in enumerate(read_bytes(path).splitlines(), 1):
@@ -125,8 +118,8 @@ def _example(row: Any) -> tuple[Inputs, Value]:
 
 def _like(values: Sequence[Value], generator: np.random.Generator) -> Value:
     lists = [value for value in values if isinstance(value, list)]
-    if not lists:
-        numbers = [value for value in values if not isinstance(value, list)]
+    numbers = [value for value in values if not isinstance(value, list)]
+    if numbers:
         return int(generator.integers(min(numbers), max(numbers) + 1))
     lengths = [len(value) for value in lists]
     elements = [element for value in lists for element in value] or [0]

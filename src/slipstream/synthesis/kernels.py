@@ -71,11 +71,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Found:
-    """Programs that meet all examples, shortest first; the number of programs that were tried.
-
-    Attributes:
-        complete: length up to which all programs were tried.
-    """
+    """Programs that meet all examples, shortest first; all up to length `complete` were tried."""
 
     programs: tuple[tuple[int, ...], ...]
     candidates: int
@@ -84,11 +80,7 @@ class Found:
 
 
 def kernel() -> int:
-    """Return the fastest kernel.
-
-    Raises:
-        SlipstreamError: the package was installed without compiled code.
-    """
+    """Return the fastest kernel; raise a `SlipstreamError` without compiled code."""
     if (number := FAMILY.kernel()) is None:
         what = "searching programs needs the compiled library, which is not available"
         remedy = "install a C++17 compiler, reinstall slipstream and unset SLIPSTREAM_NATIVE"
@@ -97,11 +89,7 @@ def kernel() -> int:
 
 
 def run(task: Task, programs: NDArray[np.uint8], *, number: int | None = None) -> Results:
-    """Run programs, uint8 [programs, length], on all inputs.
-
-    Args:
-        number: one of ``FAMILY.kernels``; the fastest by default.
-    """
+    """Run programs, uint8 [programs, length], on all inputs; `number` is a kernel's."""
     programs = np.ascontiguousarray(programs, np.uint8)
     count, length = programs.shape
     lists = np.zeros((count, task.inputs, MAX_LIST), np.int16)
@@ -120,8 +108,7 @@ def find_programs(
     """Try all programs up to a length, shortest first, one for each state they reach.
 
     Args:
-        extra: lengths searched beyond the shortest program.
-        capacity: maximum number of programs returned.
+        extra: lengths searched beyond the shortest program; at most `capacity` are returned.
     """
     programs, lengths = np.zeros((capacity, MAX_LENGTH), np.uint8), np.zeros(capacity, np.int32)
     search = _SEARCH(

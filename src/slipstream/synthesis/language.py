@@ -21,8 +21,7 @@ from slipstream.errors import InvalidArgumentError, SlipstreamError
 Value = int | list[int]
 
 LOW, HIGH, MAX_LIST = -256, 255, 20
-NUMBERS = 11
-"""Functions below this id return a number, the others a list."""
+NUMBERS = 11  # functions below this id return a number, the others a list
 
 _PREDICATES = {">0": "v > 0", "<0": "v < 0", "odd": "v % 2 != 0", "even": "v % 2 == 0"}
 _MAPS = {
@@ -51,10 +50,7 @@ _GLOBALS = {"accumulate": accumulate, "mul": mul, "sub": sub}
 _CALLS: list[Callable[[int, list[int], list[int]], Value]] = [
     eval(f"lambda n, x, y: {expression}", _GLOBALS) for expression in FUNCTIONS.values()
 ]
-_READS = [
-    tuple(name for name in "nxy" if re.search(rf"\b{name}\b", expression))
-    for expression in FUNCTIONS.values()
-]
+_READS = [sorted(set(re.findall(r"\b[nxy]\b", expression))) for expression in FUNCTIONS.values()]
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Program:
 
     Attributes:
         functions: ids, the positions in `FUNCTIONS`.
-        lists: for each input, whether it is a list.
+        lists: whether each input is a list.
     """
 
     functions: tuple[int, ...]
@@ -73,8 +69,7 @@ class Program:
         """Run the program.
 
         Raises:
-            InvalidArgumentError: the number or types of the inputs differ from the program's.
-            SlipstreamError: a result is outside -256..255, or longer than 20.
+            SlipstreamError: inputs of other types, a result outside -256..255 or longer than 20.
         """
         if tuple(isinstance(value, list) for value in inputs) != self.lists:
             kinds = ", ".join("a list" if is_list else "a number" for is_list in self.lists)
@@ -96,12 +91,7 @@ class Program:
         return ", ".join(NAMES[function] for function in self.functions)
 
     @property
-    def has_no_dead_code(self) -> bool:
-        """Whether every function contributes to the result."""
-        return len(self._live) == len(self.functions)
-
-    @property
-    def _live(self) -> dict[int, tuple[int | None, ...]]:
+    def live_steps(self) -> dict[int, tuple[int | None, ...]]:
         """Steps that contribute to the result, and the steps they read; negative for inputs."""
         numbers = [-1 - at for at, is_list in enumerate(self.lists) if not is_list]
         lists = [-1 - at for at, is_list in enumerate(self.lists) if is_list]
@@ -126,7 +116,7 @@ class Program:
                  for at, is_list in enumerate(self.lists)}  # fmt: skip
         names |= {step: f"v{step + 1}" for step in range(len(self.functions))}
         lines = []
-        for step, reads in self._live.items():
+        for step, reads in self.live_steps.items():
             text = FUNCTIONS[NAMES[self.functions[step]]]
             for name, at in zip(_READS[self.functions[step]], reads, strict=True):
                 value = names[at] if at is not None else "0" if name == "n" else "[]"
@@ -135,9 +125,8 @@ class Program:
             lines.append(f"    {target} {text}\n")
         inputs = ", ".join(names[-1 - at] for at in range(len(self.lists)))
         text = f"def program({inputs}):\n{''.join(lines)}"
-        imports = {"accumulate": "itertools", "mul": "operator", "sub": "operator"}
-        used = [f"from {module} import {name}\n" for name, module in imports.items()
-                if re.search(rf"\b{name}\b", text)]  # fmt: skip
+        used = [f"from {_GLOBALS[name].__module__.strip('_')} import {name}\n"
+                for name in _GLOBALS if f"{name}(" in text or f", {name})" in text]  # fmt: skip
         return "".join(used) + ("\n\n" if used else "") + text
 
 

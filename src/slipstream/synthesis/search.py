@@ -18,12 +18,9 @@ from slipstream.synthesis.language import FUNCTIONS, Program, Value
 from slipstream.tables import Field, Table
 from slipstream.units import parse_duration_ns
 
-_PROBES = 192
-"""Number of fresh inputs on which consistent programs are compared."""
-_IN_SEARCH = 3
-"""Number of fresh inputs that tell programs apart during the search."""
-_SHORT = 3
-"""Up to this length of the shortest program, those that are longer by one are searched, too."""
+_PROBES = 192  # fresh inputs on which consistent programs are compared
+_IN_SEARCH = 3  # fresh inputs that tell programs apart during the search
+_SHORT = 3  # up to this length of the shortest program, longer ones by one are searched, too
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,7 @@ class Synthesis:
     """Programs that meet all examples.
 
     Attributes:
-        rivals: programs that differ on fresh inputs, shortest first, then by weight.
-        examples: the examples.
-        probes: the fresh inputs.
+        rivals: programs that differ on fresh inputs, `probes`; shortest first, then by weight.
         found: number of programs tried, and their length.
         limits: maximum seconds, length and candidates of the search.
     """
@@ -89,8 +84,7 @@ class Synthesis:
 
     def answer(self, inputs: Inputs, output: Value) -> Synthesis:
         """Search again with one more example, for instance the inputs of `ask`."""
-        old = self.examples
-        places = (*old.places, "the answer")
+        old, places = self.examples, (*self.examples.places, "the answer")
         return _search(Examples((*old.inputs, inputs), (*old.outputs, output), places), self.limits)
 
     def to_json(self) -> dict[str, Any]:
@@ -115,8 +109,8 @@ class Synthesis:
         tried = f"{self.found.candidates:,} programs tried in {self.found.seconds:.2g} s"
         notes = [f"{tried}; {shortest}"]
         if (question := self.ask()) is not None:
-            shown = ", ".join(map(str, question))
-            notes.append(f"{len(self.rivals)} differ; to decide, add an example with input {shown}")
+            shown = f"to decide, add an example with input {', '.join(map(str, question))}"
+            notes.append(f"{len(self.rivals)} differ; {shown}")
         return Table.of(self.rivals[:5], fields, "programs that meet all examples", notes)
 
 
@@ -140,8 +134,7 @@ def from_examples(
         max_candidates: maximum number of programs tried; None for no limit.
 
     Raises:
-        InvalidArgumentError: an example is not in the language, or contradicts another.
-        SlipstreamError: no program was found, or the file cannot be read.
+        SlipstreamError: examples are not in the language or contradictory; no program was found.
     """
     seconds = parse_duration_ns(budget, "budget") / 1e9 if isinstance(budget, str) else budget
     limits = seconds, max(1, min(max_length, MAX_LENGTH)), max_candidates or 1 << 62
@@ -153,8 +146,7 @@ def from_examples(
 def _search(examples: Examples, limits: tuple[float, int, int]) -> Synthesis:
     seconds, max_length, candidates = limits
     generator = np.random.default_rng(0)
-    number = min(_IN_SEARCH, MAX_INPUTS - len(examples.inputs))
-    inputs = [*examples.inputs, *examples.probes(number, generator)]
+    inputs = [*examples.inputs, *examples.probes(_IN_SEARCH, generator)][:MAX_INPUTS]
     search = functools.partial(
         find_programs, Task(inputs, examples.outputs), max_candidates=candidates,
         max_seconds=seconds,
@@ -163,10 +155,9 @@ def _search(examples: Examples, limits: tuple[float, int, int]) -> Synthesis:
     if found.programs and len(found.programs[0]) <= min(_SHORT, max_length - 1):
         found = search(len(found.programs[0]) + 1, extra=1)
     if not found.programs:
-        what = f"no program was found; {found.candidates:,} were tried in {found.seconds:.2g} s, "
-        what += f"all up to length {found.complete}"
-        remedy = "check the examples, or raise the budget or the maximum length"
-        raise SlipstreamError(what, remedy=remedy)
+        tried = f"{found.candidates:,} were tried in {found.seconds:.2g} s"
+        what = f"no program was found; {tried}, all up to length {found.complete}"
+        raise SlipstreamError(what, remedy="check the examples, or raise budget or maximum length")
     probes = examples.probes(_PROBES, generator)
     programs = [Program(functions, examples.lists) for functions in found.programs]
     return Synthesis(_rivals(programs, probes), examples, tuple(probes), found, limits)
@@ -179,9 +170,8 @@ def _rivals(programs: list[Program], probes: list[Inputs]) -> tuple[Rival, ...]:
     tasks = [Task(probes[at : at + MAX_INPUTS]) for at in range(0, len(probes), MAX_INPUTS)]
     for program in programs:
         row = np.array([program.functions], np.uint8)
-        parts = [run(task, row) for task in tasks]
-        places = [(part, at) for part in parts for at in range(part.counts.shape[1])]
-        results = tuple(repr(part.value(0, at)) for part, at in places)
+        parts = [(run(task, row), task.inputs) for task in tasks]
+        results = tuple(repr(part.value(0, at)) for part, size in parts for at in range(size))
         shortest.setdefault(results, program)
         weight = float(len(FUNCTIONS)) ** -len(program.functions)
         weights[results] = weights.get(results, 0.0) + weight

@@ -45,7 +45,7 @@ def random_task(
     while True:
         functions = generator.integers(len(FUNCTIONS), size=length, dtype=np.uint8)
         program = Program(tuple(functions.tolist()))
-        if (functions[-1] >= NUMBERS) != is_list or not program.has_no_dead_code:
+        if (functions[-1] >= NUMBERS) != is_list or len(program.live_steps) < length:
             continue
         inputs = random_inputs(MAX_INPUTS, generator)
         results = run(Task([(values,) for values in inputs]), functions[None])
