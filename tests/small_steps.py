@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,16 +54,14 @@ def still(graph: Graph) -> Graph:
 
 
 @functools.cache
-def tail_heavy() -> Graph:
+def tail_heavy(loss: Callable[..., Any] = nn.functional.cross_entropy) -> Graph:
     """Six equal layers and a last one with as many parameters as all of them."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(48, 48), nn.ReLU()) for _ in range(6)]
     model = nn.Sequential(*layers, nn.Linear(48, 300))
     batch = torch.randn(256, 48), torch.randint(0, 300, (256,))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    return still(
-        record(build_from((model, batch, nn.functional.cross_entropy, optimizer), (), 0, "tail"))
-    )
+    return still(record(build_from((model, batch, loss, optimizer), (), 0, "tail")))
 
 
 def shared(graph: Graph, cluster: Cluster, text: str = "ddp:4") -> Graph:

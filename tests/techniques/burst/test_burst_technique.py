@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from torch import nn
 
 from known_durations import context_for, timed_by_bytes
 from slipstream.cluster import Cluster
@@ -45,6 +46,7 @@ def test_settings_are_checked_and_written_back() -> None:
 def test_reasons_against_bursts(graph: Graph) -> None:
     assert "batch norm 'model.stem.1' would normalise" in str(refusal(Burst(), graph_of("conv")))
     assert refusal(Burst(5, plan="5"), graph) == "256 samples do not divide among 5 devices"
+    assert refusal(Burst(4, plan="1"), graph) == "its plan is a single device"
     with pytest.raises(WorkloadError, match="needs 2 processes, but this is a single one"):
         build_from(parts("transformer"), (Burst(),), 0, "test")
     with pytest.raises(InvalidArgumentError, match="no later layer begins module 'x'"):
@@ -84,6 +86,17 @@ def test_moves_and_gradients_are_sent_by_the_devices_of_their_layers(graph: Grap
     assert replay(made).peak_bytes < replay(graph).peak_bytes
 
 
+def test_a_loss_module_runs_with_the_last_layer(graph: Graph) -> None:
+    spec = "burst:4,plan=4/2@3/1@6"
+    made, expected = (
+        shared(tail_heavy(nn.CrossEntropyLoss()), SLOW, spec),
+        shared(graph, SLOW, spec),
+    )
+    assert [row.sent_bytes for row in made.exchanges] == [
+        row.sent_bytes for row in expected.exchanges
+    ]
+
+
 def test_limits_choose_cheaper_plans() -> None:
     graph, technique = timed_by_bytes(tail_heavy()), Burst(8)
     cluster = Cluster.load("workers=8,link=10gbit,latency=5us")
@@ -104,7 +117,8 @@ def test_limits_choose_cheaper_plans() -> None:
     deadline = Burst(8, deadline_ms=replay(graph).step_ns / 1e6).predict(graph, timed)
     assert deadline.edits[-1].what == "plan=1"
     for limit in ("device_ms", "deadline_ms"):
-        with pytest.raises(InvalidArgumentError, match="no plan of the layers is within"):
+        match = f"^burst:{limit}: no plan of the layers is within"
+        with pytest.raises(InvalidArgumentError, match=match):
             replace(technique, **{limit: 1e-9}).predict(graph, timed)
 
 

@@ -124,8 +124,10 @@ class Burst(Spreads):
                     f"batch norm '{graph.task(task).module}' would normalise the samples of each "
                     "device separately"
                 )
+        if self.bursts and all(devices == 1 for devices, _ in self.bursts):
+            return "its plan is a single device"
         wrong = [g for g, _ in self.bursts if graph.samples % g]
-        if wrong or (len(self._options(graph)) < 2 and self.plan in ("", "1")):
+        if wrong or (len(self._options(graph)) < 2 and not self.plan):
             among = wrong[0] if wrong else f"{'2 to ' * (self.workers > 2)}{self.workers}"
             return f"{graph.samples} samples do not divide among {among} devices"
         reasons = (_resize(graph, g).why_not(graph) for g in self._options(graph) if g > 1)
@@ -206,9 +208,15 @@ class Burst(Spreads):
         # The times of layers exclude the update and what precedes the forward pass.
         shared_ns = replay(graph).step_ns - sum(float(layer.work_ns[0]) for layer in layers)
         limits = self.limits
-        return planner.plan(
-            layers, options, **{**limits, "deadline_ns": limits["deadline_ns"] - shared_ns}
-        )
+        limits["deadline_ns"] -= shared_ns
+        try:
+            return planner.plan(layers, options, **limits)
+        except InvalidArgumentError as error:
+            what = error.what.removeprefix(f"{error.argument}: ")
+            if error.argument == "deadline_ns":
+                what += f", next to {format_duration(shared_ns)} for the rest of the step"
+            setting = f"burst:{error.argument.replace('_ns', '_ms')}"
+            raise InvalidArgumentError(setting, what, remedy=error.remedy) from error
 
     def apply(self, built: BuiltWorkload) -> None:
         """Run the layers of this process, one of `workers` that have joined a group.
@@ -268,8 +276,9 @@ def _layers(graph: Graph) -> dict[str, Boundary]:
         while length < len(words) and classes.get(".".join(words[:length])) == "Sequential":
             length += 1
         modules[boundary.module.partition(".")[2] or boundary.module] = boundary
-        if length >= least:
-            found[".".join(words[1:length])] = boundary
+        # The module of a loss has no name within the model; it runs with the last layer.
+        if length >= least and (name := ".".join(words[1:length])):
+            found[name] = boundary
     return found or modules
 
 
