@@ -200,8 +200,7 @@ NOT_RUN = {
             "nas search kws.py:task --board stm32f446re --latency 100ms -o kws/",
             "nas search examples/keyword_spotting.py:task --board stm32f446re --latency 60ms "
             "-o kws/",
-            "nas codesign examples/codesign.py:task --hw edge --limit time<=1x "
-            "--limit area<=1x",
+            "nas codesign examples/codesign.py:task --hw edge --limit time<=1x --limit area<=1x",
         )
     },
     "slipstream results show ID": "ID is what `results ls` prints; see tests/cli/test_results.py",
