@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from encoders import BATCH, LENGTHS, Encoder, bert, loss_of, plain, tokens
+from encoders import BATCH, LENGTH, LENGTHS, VOCABULARY, Encoder, bert, loss_of, plain, tokens
 from recorded import build, graph_of
 from torch import Tensor, nn
 
 from known_durations import context_for, timed_by_bytes
 from model_uses import check_uses
-from slipstream.errors import WorkloadError
+from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.technique import combine, parse
 from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.pretraining import masked_head, packed_attention, unpad
@@ -174,7 +174,7 @@ def test_models_that_mix_tokens_elsewhere_are_refused() -> None:
     model = Mixing().eval()
     with pytest.raises(WorkloadError, match="computes something else"):
         unpad(model, lambda: model(*inputs), batch["attention_mask"])
-    assert not model._forward_pre_hooks
+    assert "forward" not in vars(model)
 
     class Pooled(Encoder):
         def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -183,6 +183,54 @@ def test_models_that_mix_tokens_elsewhere_are_refused() -> None:
     pooled = Pooled().eval()
     with pytest.raises(WorkloadError, match="independently"):
         masked_head(pooled, lambda: pooled(*inputs), batch["labels"])
+
+
+def test_attention_that_is_written_out_is_never_packed() -> None:
+    model, batch, *_ = bert(attn_implementation="eager")
+    with pytest.raises(WorkloadError, match="computes something else"):
+        unpad(model, lambda: model(**batch), batch["attention_mask"])
+    single = {name: part[:1] for name, part in batch.items()}
+    with pytest.raises(InvalidArgumentError, match="at least two sequences"):
+        unpad(model, lambda: model(**single), single["attention_mask"])
+
+
+def test_a_head_can_follow_a_pack_and_is_changed_once() -> None:
+    (dense, batch, *_), (model, *_) = bert(), bert()
+
+    def run() -> Any:
+        return model(**batch)
+
+    unpad(model, run, batch["attention_mask"])
+    masked_head(model, run, batch["labels"])
+    assert run().loss.item() == pytest.approx(dense(**batch).loss.item(), rel=1e-5)
+    assert run().logits.shape[1] == int((batch["labels"] != -100).sum())
+    with pytest.raises(WorkloadError, match="already"):
+        masked_head(model, run, batch["labels"])
+
+
+@pytest.mark.parametrize("targets", [[1], torch.full((5, 12), -100), torch.ones(5, 12).long()])
+def test_targets_of_no_token_or_all_are_refused(targets: Any) -> None:
+    model, batch, *_ = bert()
+    with pytest.raises(InvalidArgumentError, match="targets"):
+        masked_head(model, lambda: model(**batch), targets)
+
+
+def test_a_pack_ends_with_its_forward_pass() -> None:
+    (dense, batch, *_), (model, *_) = bert(), bert()
+    unpad(model, lambda: model(**batch), batch["attention_mask"])
+    interrupted = model.bert.encoder.register_forward_hook(_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(**batch)
+    interrupted.remove()
+    assert model(**batch).loss.item() == pytest.approx(dense(**batch).loss.item(), rel=1e-5)
+    nothing = torch.zeros_like(batch["attention_mask"])
+    assert model(batch["input_ids"], nothing).logits.shape == (BATCH, LENGTH, VOCABULARY)
+    with pytest.raises(WorkloadError, match="is padding"):
+        model(**batch | {"labels": batch["input_ids"]})
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_recomputation_outside_of_the_pack_is_refused() -> None:
