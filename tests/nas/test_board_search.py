@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from slipstream.cli import nas
 from slipstream.cli.ship import app
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.nas import Footprint, Supernet, derive_space, search_for_board
 from slipstream.nas.board_search import describe_change, limits_of, nearest_fit
 from slipstream.search.metrics import State
@@ -95,6 +96,8 @@ def test_the_nearest_change_is_one_width_where_that_is_enough() -> None:
         (torch.zeros(3), "not a pair of tensors"),
         ((torch.zeros(3, 1, 4, 4), torch.zeros(2, dtype=torch.int64)), "3 inputs and 2 classes"),
         ((torch.zeros(3, 1, 4, 4), torch.zeros(3)), "classes of torch.float32"),
+        ((data(8)[0].double(), data(8)[1]), "inputs of torch.float64"),
+        ((data(8)[0] / 0, data(8)[1]), "NaN or infinity"),
     ],
 )
 def test_data_that_are_no_classes_are_refused(train: Any, text: str) -> None:
@@ -102,6 +105,22 @@ def test_data_that_are_no_classes_are_refused(train: Any, text: str) -> None:
         search_for_board(network(), train, data(8), board="nrf52840")
     with pytest.raises(UnknownNameError, match="stm32f446"):
         search_for_board(network(), data(8), data(8), board="stm32f446")
+
+
+def test_the_first_failure_of_all_trainings_is_reported() -> None:
+    images, classes = data(8)
+    with pytest.raises(WorkloadError, match=r"no candidate was trained.*Target 7 is out of bounds"):
+        search_for_board(
+            network(), (images, torch.full_like(classes, 7)), data(8), board=_BOARD, epochs=1,
+            budget="70",
+        )  # fmt: skip
+
+
+def test_the_output_folder_is_checked_before_the_search(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    words = ["search", "missing.py:task", "--board", "nrf52840", "-o", str(tmp_path)]
+    error = CliRunner().invoke(nas.app, words).exception
+    assert "does not hold firmware" in str(error)
 
 
 def test_boards_have_a_processor_with_measured_costs() -> None:

@@ -304,6 +304,9 @@ def task():
     net = ss.nas.Supernet(ss.nas.derive_space(model, torch.randn(2, 8)))
     return net, lambda module: float(module[0].out_features)
 
+def failing():
+    return task()[0], lambda module: module.accuracy
+
 def model():
     return nn.Linear(8, 2)
 """
@@ -323,6 +326,8 @@ def test_the_command_line(
     assert Path("small.py").exists()
     with pytest.raises(SlipstreamError, match="is not a limit"):
         _command([*arguments, "--limit", "time"])
+    with pytest.raises(WorkloadError, match=r"no network was scored.*has no attribute"):
+        _command([*arguments[:2], "task.py:failing", *arguments[3:]])
     with pytest.raises(SlipstreamError, match="does not return"):
         _command(["nas", "codesign", "task.py:model", "--hw", "space.toml"])
 

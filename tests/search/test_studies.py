@@ -281,6 +281,14 @@ def test_nothing_is_evaluated_twice() -> None:
     assert re.search(r"\bstrategy\b", made.stopped or "")
 
 
+def test_a_study_ends_once_every_candidate_failed() -> None:
+    made = study(
+        "s", Space({"n": Int(1, 3)}), "y", estimator=lambda config: 1 / 0, strategy="random"
+    ).run(budget=Budget(seconds=60))
+    assert made.stopped == "the strategy proposes nothing new"
+    assert len(made.trials) < 2000
+
+
 @estimator({"accuracy": "", "latency": "ms"})
 def declared(config: dict[str, Any]) -> dict[str, float]:
     raise AssertionError("a study that cannot be right was begun")

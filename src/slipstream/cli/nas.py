@@ -98,8 +98,10 @@ def search(
     from slipstream.errors import UsageError
     from slipstream.nas import search_for_board
     from slipstream.ship.firmware import export_firmware
+    from slipstream.ship.firmware.firmware import need_folder
     from slipstream.units import parse_duration_ns
 
+    need_folder(output)
     limit_ms = None if latency is None else parse_duration_ns(latency, "--latency") / 1e6
     made = _returned(target)
     if not isinstance(made, tuple) or len(made) < 3:
@@ -210,7 +212,9 @@ def codesign(
     slipstream nas codesign codesign.py:task --hw edge --limit 'time<=1x'
     """
     from slipstream.cli._output import emit, need_place, note, progress
+    from slipstream.errors import WorkloadError
     from slipstream.nas.codesign import ChipSpace, ProcessorSpace, search
+    from slipstream.nas.searching import first_failure
     from slipstream.nas.writing import write_module
 
     if output is not None:
@@ -228,18 +232,20 @@ def codesign(
         found.study.callbacks += (lambda study, trial: report(f"trial {trial.number}"),)
         found.run(trials)
         pairs, best = found.pareto(), found.best()
+    if best is None:
+        raise WorkloadError(
+            f"no network was scored: {first_failure(found.study)}", where=target,
+            remedy="check the score function, or pass more --trials",
+        )  # fmt: skip
     base = hardware.baseline(net, net.space.full)
     payload = {
         "baseline": base,
         "networks_scored": found.trainings,
         "pareto": [pair.to_json() for pair in pairs],
-        "best": None if best is None else best.to_json(),
+        "best": best.to_json(),
     }
-    tables = [found.table(pairs)]
-    if best is not None:
-        tables += found.explain(best)
-    emit(tables, payload, as_json=as_json)
-    if output is not None and best is not None:
+    emit([found.table(pairs), *found.explain(best)], payload, as_json=as_json)
+    if output is not None:
         write_module(found.export(best), output)
         note(f"wrote {output} and {output.with_suffix('.pt').name}")
 

@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.nas.footprint import Footprint
+from slipstream.nas.searching import first_failure
 from slipstream.nas.space import derive_space
 from slipstream.nas.supernet import Supernet
 from slipstream.provenance import Provenance
@@ -256,7 +257,7 @@ def search_for_board(
         DoesNotFitError: no candidate fits the board; the error names the limit, before any
             training.
         WorkloadError: every training failed.
-        InvalidArgumentError: data are not pairs of inputs and classes.
+        InvalidArgumentError: data are not pairs of finite float32 inputs and classes.
     """
     chosen = board if isinstance(board, Board) else boards.board(board)
     for name, data in (("train", train), ("valid", valid)):
@@ -290,9 +291,8 @@ def search_for_board(
     ).run(budget=Budget.parse(budget), progress=progress)  # fmt: skip
     trained = _trained(found)
     if not trained:
-        reasons = [trial.reason for trial in found.trials if trial.reason]
         raise WorkloadError(
-            f"no candidate was trained: {reasons[-1] if reasons else 'the budget is too small'}",
+            f"no candidate was trained: {first_failure(found)}",
             remedy="check the data, or pass a larger budget",
         )
     best = max(trained, key=lambda trial: (trial.fidelity, trial.values["accuracy"]))
@@ -320,6 +320,9 @@ def _check(name: str, data: Any) -> None:
             name, f"it has {len(inputs)} inputs and {len(classes)} classes of {classes.dtype}",
             remedy="pass inputs [n, ...] and int64 classes [n]",
         )  # fmt: skip
+    if inputs.dtype != torch.float32 or not inputs.isfinite().all():
+        kind = "NaN or infinity" if inputs.dtype == torch.float32 else f"inputs of {inputs.dtype}"
+        raise InvalidArgumentError(name, f"it has {kind}", remedy="pass finite float32 inputs")
 
 
 def _pool(footprint: Footprint, limits: Mapping[str, float], seed: int) -> list[Candidate]:

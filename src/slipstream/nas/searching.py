@@ -20,7 +20,7 @@ from slipstream.nas.latency import predict_latency
 from slipstream.nas.supernet import Supernet, need_supernet
 from slipstream.provenance import Provenance
 from slipstream.search import Estimator, Study, study
-from slipstream.search.metrics import parse_limits
+from slipstream.search.metrics import State, parse_limits
 from slipstream.units import with_article
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -187,6 +187,12 @@ def search(
         analytic=[Estimator(from_shapes, units, Provenance.SIMULATED)],
         strategy=strategy, seed=seed, store=store, start=_start(net, limits),
     )  # fmt: skip
+
+
+def first_failure(study: Study) -> str:
+    """Return why the first failed trial of a study failed."""
+    failed = (str(trial.reason) for trial in study.trials if trial.state is State.FAILED)
+    return next(failed, "the budget is too small")
 
 
 def _absolute(

@@ -622,7 +622,7 @@ class Study:
 
     def _count(self, trial: Trial, *, begun: bool = True) -> None:
         self._seen.setdefault((trial.candidate.id, trial.fidelity), trial)
-        free = trial.state in (State.REJECTED, State.CACHED)
+        free = trial.attempts == 0  # Rejected, or a repeat.
         self._idle = self._idle + 1 if free else 0
         self._begun += begun and not free
         self._device_s += trial.device_s

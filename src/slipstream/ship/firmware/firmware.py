@@ -82,12 +82,7 @@ class Firmware:
         Raises:
             UsageError: the folder holds something else or cannot be written.
         """
-        exists = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-        if exists and not (folder / _DESCRIPTION).is_file():
-            raise UsageError(
-                f"'{folder}' is not empty and does not hold firmware",
-                remedy="pass a new folder: -o firmware/",
-            )
+        exists = need_folder(folder)
         described = _Description(
             _FORMAT, self.target.name, self.backend, self.interface, tuple(sorted(self.sources))
         )
@@ -288,6 +283,21 @@ def _check_fit(firmware: Firmware, ram_bytes: int | None, flash_bytes: int | Non
             "the firmware does not fit: " + "; ".join(shortage.amounts for shortage in missing),
             missing_bytes=missing[0].missing, where=missing[0].where, remedy=missing[0].remedy,
         )  # fmt: skip
+
+
+def need_folder(folder: Path) -> bool:
+    """Check that firmware can be written to `folder`; return whether it has files.
+
+    Raises:
+        UsageError: it is a file, or holds something else than firmware.
+    """
+    exists = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if exists and not (folder / _DESCRIPTION).is_file():
+        raise UsageError(
+            f"'{folder}' is not empty and does not hold firmware",
+            remedy="pass a new folder: -o firmware/",
+        )
+    return exists
 
 
 @dataclass(frozen=True)
