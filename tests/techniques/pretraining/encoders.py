@@ -64,7 +64,7 @@ def plain() -> Any:
     return model, (inputs, batch["labels"]), loss_of, torch.optim.SGD(model.parameters(), 0.1)
 
 
-def bert() -> Any:
+def bert(**settings: Any) -> Any:
     """``BertForMaskedLM``, as a workload."""
     from transformers import BertConfig, BertForMaskedLM
 
@@ -72,7 +72,7 @@ def bert() -> Any:
     config = BertConfig(
         vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS,
         intermediate_size=2 * WIDTH, max_position_embeddings=LENGTH, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, **settings,
     )  # fmt: skip
     model = BertForMaskedLM(config)
     return model, tokens(), None, torch.optim.SGD(model.parameters(), 0.1)

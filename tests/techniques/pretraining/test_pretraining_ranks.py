@@ -114,8 +114,17 @@ def test_a_killed_rank_is_left_out(config: PretrainingConfig, expected: list[flo
 
 
 def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
+    bad = replace(config, workload=f"{tmp_path}/work.py:diverging", techniques="", ranks=1)
     with pytest.raises(SlipstreamError, match="losses in a row are not finite"):
-        pretrain(replace(config, workload=f"{tmp_path}/work.py:diverging", techniques="", ranks=1))
+        pretrain(replace(bad, save_every=2, output=str(tmp_path / "bad")))
+    assert json.loads((tmp_path / "bad" / "losses.json").read_text()) == [None, None]
+    with pytest.raises(SlipstreamError, match="folder cannot be created"):
+        pretrain(replace(config, output=str(tmp_path / "pretrain.toml")))
+    for name in ("mask_token", "special"):
+        with pytest.raises(InvalidArgumentError, match=f"{name}: 61 is not below"):
+            pretrain(replace(config, **{name: 61}))
+    with pytest.raises(InvalidArgumentError, match=r"phases\.0\.lr: -1"):
+        replace(config, phases=(replace(config.phases[0], lr=-1.0),))
     with pytest.raises(InvalidArgumentError, match="ranks"):
         replace(config, ranks=6)
     with pytest.raises(InvalidArgumentError, match="phases"):

@@ -194,18 +194,11 @@ def test_attention_that_is_written_out_is_never_packed() -> None:
         unpad(model, lambda: model(**single), single["attention_mask"])
 
 
-def test_a_head_can_follow_a_pack_and_is_changed_once() -> None:
-    (dense, batch, *_), (model, *_) = bert(), bert()
-
-    def run() -> Any:
-        return model(**batch)
-
-    unpad(model, run, batch["attention_mask"])
-    masked_head(model, run, batch["labels"])
-    assert run().loss.item() == pytest.approx(dense(**batch).loss.item(), rel=1e-5)
-    assert run().logits.shape[1] == int((batch["labels"] != -100).sum())
-    with pytest.raises(WorkloadError, match="already"):
-        masked_head(model, run, batch["labels"])
+@pytest.mark.parametrize(("change", "message"), [(MaskedHead(), "already"), (Unpad(), "packed")])
+def test_a_head_is_changed_once_and_before_packing(change: Any, message: str) -> None:
+    built = build(bert, change)
+    with pytest.raises(WorkloadError, match=message):
+        masked_head(built.model, lambda: built.model(**built.batch), built.batch["labels"])
 
 
 @pytest.mark.parametrize("targets", [[1], torch.full((5, 12), -100), torch.ones(5, 12).long()])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +65,15 @@ def test_masks_depend_on_seed_epoch_and_sequence_alone(corpus: ShardedTokens) ->
     assert not labelled[whole["attention_mask"] == 0].any()
 
 
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_have_their_own_files(corpus: ShardedTokens, duplicate: Any) -> None:
+    expected = corpus[7]
+    copied = duplicate(corpus)
+    np.testing.assert_array_equal(copied[7], expected)
+    del copied
+    np.testing.assert_array_equal(corpus[7], expected)
+
+
 def test_damage_is_named(corpus: ShardedTokens, tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     path = folder / "shard-00001.bin"
@@ -84,8 +96,11 @@ def test_damage_is_named(corpus: ShardedTokens, tmp_path: Path) -> None:
 def test_invalid_corpora_are_refused(corpus: ShardedTokens, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="contains a corpus"):
         write_shards([[5]], tmp_path / "corpus", 1, VOCABULARY)
-    with pytest.raises(InvalidArgumentError, match="sequence 1 is empty or has a token beyond"):
+    with pytest.raises(InvalidArgumentError, match="sequence 1 has a token that is not below"):
         write_shards([[5], [VOCABULARY]], tmp_path / "other", 1, VOCABULARY)
+    for number, sequence in enumerate(([], [5.5], [[5], [6]], 5)):
+        with pytest.raises(InvalidArgumentError, match="sequence 0 is not a list of integers"):
+            write_shards([sequence], tmp_path / f"invalid-{number}", 1, VOCABULARY)
     with pytest.raises(InvalidArgumentError, match="fewer sequences than 3 shards"):
         write_shards([[5], [6]], tmp_path / "third", 3, VOCABULARY)
     batches = MaskedBatches(corpus, rows=101, length=10, mask_token=3)

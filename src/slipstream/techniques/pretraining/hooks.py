@@ -1,10 +1,11 @@
-"""`masked_head` and `unpad` as hooks on a user's model: rows of tokens without a use are left out.
+"""`masked_head` and `unpad` in a user's model: rows of tokens without a use are left out.
 
-Hooks survive ``copy.deepcopy``, ``torch.save`` and ``load_state_dict``; parameters do not change.
+Both survive ``copy.deepcopy``, ``torch.save`` and ``load_state_dict``; parameters do not change.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from slipstream.errors import WorkloadError
+from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.surgery import outputs_of, tensors_in
 
 IGNORED = -100
@@ -118,8 +119,21 @@ def masked_head(model: nn.Module, run: Callable[[], object], targets: Tensor) ->
         targets: int64 [batch, length], targets of the tokens of `run`; `IGNORED` where none.
 
     Raises:
+        InvalidArgumentError: `targets` is something else, or of all tokens or none.
         WorkloadError: no module computes logits from independent rows.
     """
+    if not isinstance(targets, Tensor) or targets.dim() != 2 or targets.is_floating_point():
+        raise InvalidArgumentError("targets", "is not an int64 tensor [batch, length]")
+    if not 0 < len(labelled(targets)) < targets.numel():
+        raise InvalidArgumentError(
+            "targets", f"{len(labelled(targets))} of {targets.numel()} tokens have a target",
+            remedy=f"pass a batch in which some tokens have the target {IGNORED}",
+        )  # fmt: skip
+    if any(isinstance(hook, _TakeRows) for m in model.modules()
+           for hook in m._forward_pre_hooks.values()):  # fmt: skip
+        raise WorkloadError("masked_head: the model computes its head at labelled tokens already")
+    if isinstance(model.forward, _PackedForward):
+        raise WorkloadError("masked_head: the model is packed", remedy="call it before unpad")
     rows = LabelledRows(takes_labels(model))
     shape = tuple(targets.shape)
     before = outputs_of(model, run)
@@ -357,19 +371,33 @@ def packed_attention(
     return torch.cat(parts, -2).to(dtype)
 
 
-class _Pack:
-    """Packs the batch of a forward pass, if the model gets a mask of padding."""
+class _PackedForward:
+    """A model's forward that packs the batch, if it gets a mask of padding.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    A replaced forward and not hooks, because hooks do not run after an interrupt.
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        names = _arguments(module)
+    Attributes:
+        name: argument of the mask.
+        sequences: number of sequences that the last forward pass packed; 0 if it packed none.
+    """
+
+    def __init__(self, forward: Callable[..., Any], name: str) -> None:
+        self.__wrapped__, self.name, self.sequences = forward, name, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.sequences = 0
+        names = list(inspect.signature(self.__wrapped__).parameters)
         named = dict(zip(names, args, strict=False)) | kwargs
         mask = named.get(self.name)
         if not isinstance(mask, Tensor) or mask.numel() != mask.shape[0] * mask.shape[-1]:
-            return None
+            return self.__wrapped__(*args, **kwargs)
         packed = PackedTokens(mask.reshape(mask.shape[0], -1))
+        if not packed.lengths:
+            return self.__wrapped__(*args, **kwargs)
+        labels = named.get("labels")
+        if isinstance(labels, Tensor) and tuple(labels.shape) == packed.shape:
+            packed.place(labelled(labels))
+        self.sequences = len(packed.lengths)
         if self.name == "attention_mask" and "position_ids" in names:
             # Hugging Face: without a mask none is made, and positions are an argument.
             named[self.name], named["position_ids"] = None, named.get("position_ids")
@@ -377,21 +405,10 @@ class _Pack:
                 named["position_ids"] = packed.positions
         else:
             named[self.name] = mask.reshape(1, *mask.shape[1:-1], -1)[..., packed.retained]
-        inputs = {key: packed.pack(value) for key, value in named.items()}
-        packed.__enter__()
-        return (), inputs
-
-
-class _Unpack:
-    """Ends the packed forward pass; outputs with a row per token get their padding back."""
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        packed = getattr(_active, "packed", None)
-        if packed is None:
-            return None
-        packed.__exit__(None, None, None)
-        if kwargs.get("labels") is not None:
-            return None
+        with packed:
+            output = self.__wrapped__(**{key: packed.pack(value) for key, value in named.items()})
+        if labels is not None:
+            return output
         shape = (1, len(packed.retained))
         return tree_map_only(
             Tensor, lambda x: packed.unpack(x) if tuple(x.shape[:2]) == shape else x, output
@@ -406,26 +423,31 @@ def unpad(model: nn.Module, run: Callable[[], object], mask: Tensor) -> None:
 
     Args:
         run: one forward pass of `model`, for the comparison.
-        mask: [batch, length], the mask of `run`.
+        mask: [batch, length], the mask of `run`, with at least two sequences.
 
     Raises:
+        InvalidArgumentError: `mask` is something else.
         WorkloadError: the model gets no mask of padding, or its outputs change.
     """
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or int((mask != 0).any(1).sum()) < 2:
+        raise InvalidArgumentError(
+            "mask", "is not a mask [batch, length] of at least two sequences",
+            remedy="only a batch of several shows that no sequence reads another one",
+        )  # fmt: skip
     before = outputs_of(model, run)
     names = [name for name in _arguments(model) if "mask" in name and "head" not in name]
+    retained = mask.reshape(-1).nonzero().squeeze(1)
+    own = vars(model).get("forward")
     for name in names:
-        handles = [
-            model.register_forward_pre_hook(_Pack(name), with_kwargs=True),
-            model.register_forward_hook(_Unpack(), with_kwargs=True, always_call=True),
-        ]
-        retained = mask.reshape(-1).nonzero().squeeze(1)
-        try:
-            if _equal_at(before, outputs_of(model, run), retained, mask.numel()) is not None:
+        forward = _PackedForward(model.forward, name)
+        model.forward = forward
+        with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
+            equal = _equal_at(before, outputs_of(model, run), retained, mask.numel()) is not None
+            if equal and forward.sequences > 1:
                 return
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            pass
-        for handle in handles:
-            handle.remove()
+        del model.forward
+        if own is not None:
+            model.forward = own
     raise WorkloadError(
         "unpad: the model computes something else without padding"
         if names

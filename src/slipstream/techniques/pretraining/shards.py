@@ -58,10 +58,14 @@ def write_shards(
             for k in range(shards)
         ]
         for number, sequence in enumerate(sequences):
-            tokens = np.asarray(sequence, np.int64)
-            if not len(tokens) or tokens.min() < 0 or tokens.max() >= vocabulary:
+            tokens = np.asarray(sequence)
+            if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
                 raise InvalidArgumentError(
-                    "sequences", f"sequence {number} is empty or has a token beyond {vocabulary}"
+                    "sequences", f"sequence {number} is not a list of integers, at least one"
+                )
+            if tokens.min() < 0 or tokens.max() >= vocabulary:
+                raise InvalidArgumentError(
+                    "sequences", f"sequence {number} has a token that is not below {vocabulary}"
                 )
             own = offsets[number % shards]
             own.append(own[-1] + len(tokens))
@@ -116,9 +120,8 @@ class ShardedTokens:
                 where=str(folder / _INDEX),
                 remedy="write it by slipstream.pretraining.write_shards",
             ) from error
-        self._files: list[int] = []
-        for k, (tokens, checksum) in enumerate(checksums):
-            path = folder / f"shard-{k:05d}.bin"
+        self._paths = [folder / f"shard-{k:05d}.bin" for k in range(len(checksums))]
+        for k, (path, (tokens, checksum)) in enumerate(zip(self._paths, checksums, strict=True)):
             size = 8 * (self._counts[k] + 1) + tokens * self._dtype.itemsize
             reason = None
             if not self._counts[k]:
@@ -131,7 +134,18 @@ class ShardedTokens:
                 raise CorpusError(
                     f"shard {k} {reason}", where=str(path), remedy="write the corpus again"
                 )
-            self._files.append(os.open(path, os.O_RDONLY))
+        self._open()
+
+    def _open(self) -> None:
+        self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_files"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Each copy closes its own files.
+        vars(self).update(state)
+        self._open()
 
     def __len__(self) -> int:
         return sum(self._counts)

@@ -175,9 +175,14 @@ class Unpad(TechniqueSettings):
         if (reason := already_compiled(graph)) is not None:
             return reason
         if self._rows(graph) is None:
-            return "no padding: the batch has no mask [batch, length] with zeros"
+            return (
+                "no padding: the batch has no mask of several sequences [batch, length] with zeros"
+            )
         if not any(call.name.startswith(ATTENTION) for call in graph.calls):
-            return "its attention is not scaled_dot_product_attention: combine it as sdpa+unpad"
+            return (
+                "the step runs no fused attention: combine it as sdpa+unpad; on a CPU, attention "
+                "with dropout is never fused"
+            )
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
@@ -220,7 +225,9 @@ class Unpad(TechniqueSettings):
     def _rows(self, graph: Graph) -> Rows | None:
         def retained(tokens: dict[str, Any]) -> int | None:
             lengths = tokens["lengths"]
-            return sum(lengths) if lengths and sum(lengths) < math.prod(tokens["shape"]) else None
+            # One sequence does not show that none reads another one.
+            padded = len(lengths or ()) > 1 and sum(lengths) < math.prod(tokens["shape"])
+            return sum(lengths) if padded else None
 
         return rows_of(graph, retained)
 

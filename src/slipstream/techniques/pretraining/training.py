@@ -105,6 +105,8 @@ class PretrainingConfig:
                 raise InvalidArgumentError(
                     f"phases.{number}", "steps, global_batch and length must be at least 1"
                 )
+            if phase.lr is not None and not 0 <= phase.lr < math.inf:
+                raise InvalidArgumentError(f"phases.{number}.lr", f"{phase.lr} is not at least 0")
         if self.deadline:
             parse_duration_ns(self.deadline, "deadline")
         if self.ranks > min(phase.global_batch for phase in self.phases):
@@ -163,7 +165,13 @@ def pretrain(
             the last rank failed; losses are not finite.
     """
     output, ranks = Path(config.output), config.ranks
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SlipstreamError(
+            f"the output folder cannot be created: {error.strerror}", where=str(output),
+            remedy="name another output",
+        ) from error  # fmt: skip
     with _locked(output):
         if not resume and (output / _CHECKPOINT).exists():
             raise SlipstreamError(
@@ -194,11 +202,20 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -> list[float]:
+    from slipstream.techniques.pretraining.shards import ShardedTokens
+
     # Fail before ranks start.
     Workload.parse(config.workload)
     parse(config.techniques or "unpad")
     if not config.corpus:
         raise SlipstreamError("no corpus is named", remedy="add a line corpus = FOLDER")
+    # Ranks verify the checksums.
+    vocabulary = ShardedTokens(Path(config.corpus), rank=1).vocabulary
+    for name in ("mask_token", "special"):
+        if getattr(config, name) >= vocabulary:
+            raise InvalidArgumentError(
+                name, f"{getattr(config, name)} is not below the corpus's {vocabulary} tokens"
+            )
     with (
         temporary_folder("pretraining") as folder,
         WorkerProcesses(
@@ -214,7 +231,8 @@ def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -
                 "slipstream.techniques.pretraining.training:segment", None,
                 lambda rank: {**shared, "rank": rank},
             )[0]  # fmt: skip
-            write_text(Path(config.output, _LOSSES), json.dumps(losses))
+            finite = [loss if math.isfinite(loss) else None for loss in losses]
+            write_text(Path(config.output, _LOSSES), json.dumps(finite))
             report(f"update {len(losses)} of {config.steps}: loss {losses[-1]:.4f}")
             if len(losses) >= config.steps:
                 return losses
@@ -282,18 +300,18 @@ class _Trainer:
         import torch
         import torch.distributed as dist
 
-        config, bad = self.config, 0
+        config = self.config
         end = min(config.steps, (len(self.losses) // config.save_every + 1) * config.save_every)
         while len(self.losses) < end:
             loss = self._update(len(self.losses))
-            bad = 0 if math.isfinite(loss) else bad + 1
-            if bad == _MAX_BAD_LOSSES:
-                raise SlipstreamError(
-                    f"{bad} losses in a row are not finite, up to update {len(self.losses)}",
-                    where=config.workload,
-                    remedy="lower the learning rate, and continue from the checkpoint",
-                )
             self.losses.append(loss)
+            latest = self.losses[-_MAX_BAD_LOSSES:]
+            if len(latest) == _MAX_BAD_LOSSES and not any(map(math.isfinite, latest)):
+                raise SlipstreamError(
+                    f"{_MAX_BAD_LOSSES} losses in a row are not finite, up to update "
+                    f"{len(self.losses) - 1}", where=config.workload,
+                    remedy="lower the learning rate, and continue from the checkpoint",
+                )  # fmt: skip
         if self.rank == 0:
             saved = {
                 "model": self.module.state_dict(), "losses": self.losses, "rates": self.rates,
