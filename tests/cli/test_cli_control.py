@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli._main import _command
+from slipstream.engines.controller import plan_program
 from slipstream.errors import SlipstreamError
 from slipstream.graph import load
 
@@ -35,6 +36,29 @@ def test_run_and_trace(
     output = tmp_path / "launch.slipgraph"
     assert _command(["control", "trace", SCRIPT, "-o", str(output)]) == 0
     assert load(output).lanes == ("host 0", "host 1")
+
+
+GAP = """
+import torch
+from slipstream.engines.controller import compiled
+
+@compiled
+def same(x):
+    return x
+
+def program(pool):
+    part = pool.slice(2)
+    part.binding = (0, 1), (2, 1)
+    with pool.program("p") as made:
+        same(made.input("x", torch.ones(1), part))
+    return made
+"""
+
+
+def test_plan_lists_hosts_that_are_not_consecutive(tmp_path: Path) -> None:
+    script = tmp_path / "gap.py"
+    script.write_text(GAP, encoding="utf-8")
+    assert plan_program(f"{script}:program", 3, 1, 0.0).nodes[0][2] == "0, 2"
 
 
 @pytest.mark.parametrize(

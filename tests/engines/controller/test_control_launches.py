@@ -57,6 +57,11 @@ def test_values_equal_one_process(pool: Controller) -> None:
         program.output("gram", functions.product(a, b))
         program.output("across", functions.scaled(b, on=two))
         program.output("sum", functions.plus_one(functions.product(a, b), on=two))
+    # The parts of a lazily conjugated tensor are its values.
+    with pool.program("complex") as lazy:
+        c = lazy.input("c", torch.full((4,), 1j).conj(), two, sharded(0))
+        lazy.output("c", functions.scaled(c))
+    assert pool.launch(lazy).result("c", LIMIT_S).tolist() == [-2j] * 4
     future = pool.launch(program)
     expected = {"b": 3 * x, "gram": x.T @ (3 * x), "across": 6 * x, "sum": x.T @ (3 * x) + 1}
     for name, value in expected.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import control_functions as functions
 import pytest
@@ -96,15 +97,30 @@ def test_mistakes_are_named_while_tracing(sim: Controller) -> None:
              "unlike input"),
             (lambda: sim.program("inner").__enter__(), UsageError, "within another one"),
             (lambda: sim.launch(sim.program("empty")), UsageError, "is empty"),
+            (lambda: predict_launch(first), UsageError, "is empty"),
+            (lambda: sim.slice(1.5), InvalidArgumentError, "1.5 is not an integer"),  # type: ignore[arg-type]
+            (lambda: program.input("s", torch.eye(4).to_sparse(), other), InvalidArgumentError,
+             "sparse_coo tensor on cpu"),
         ):  # fmt: skip
             with pytest.raises(error) as raised:
                 wrong()
             assert words in str(raised.value)
         program.output("y", functions.scaled(x))
     wrong_inputs = ({"z": torch.ones(4)}, {"x": torch.ones(5)}, {"x": torch.ones(4).double()})
-    for inputs in (*wrong_inputs, {"x": 1.0}):
+    for inputs in (*wrong_inputs, {"x": 1.0}, {"x": torch.ones(4, device="meta")}):
         with pytest.raises(SlipstreamError):
             sim.launch(program, inputs)  # type: ignore[arg-type]
+    match = "is of another controller"
+    with Controller(8, engine="sim") as another, pytest.raises(InvalidArgumentError, match=match):
+        another.launch(program)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hosts": "2"}, {"devices": 0}, {"depth": 1.5}, {"device_bytes": 0}, {"stall_s": 0.0}]
+)
+def test_arguments_of_a_controller_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        Controller(**{"engine": "sim", **wrong})
 
 
 def test_outside_of_a_program_functions_run_here() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from slipstream.arguments import as_integer
 from slipstream.engines.controller.engine import Engine, engine_by_name
 from slipstream.engines.controller.host import HostRuntime, Message, from_bytes
 from slipstream.engines.controller.launches import (
@@ -62,7 +63,7 @@ class Controller:
             deadlocked.
 
     Raises:
-        InvalidArgumentError: a number is below 1.
+        InvalidArgumentError: a number is not an integer or below 1, or `stall_s` is not positive.
         UsageError: this process is a host.
         MissingExtraError: the engine is not installed.
         SlipstreamError: a host cannot be started.
@@ -72,16 +73,18 @@ class Controller:
         self, hosts: int = 2, devices: int = 1, engine: str | Engine = "local", *,
         device_bytes: int | None = None, depth: int = 4, stall_s: float = 20.0,
     ) -> None:  # fmt: skip
-        for name, number in (("hosts", hosts), ("devices", devices), ("depth", depth)):
-            if number < 1:
-                raise InvalidArgumentError(name, f"{number} is less than 1")
+        self._count, self._devices = as_integer("hosts", hosts), as_integer("devices", devices)
+        self._depth = as_integer("depth", depth)
+        if device_bytes is not None:
+            device_bytes = as_integer("device_bytes", device_bytes)
+        if not stall_s > 0.0:
+            raise InvalidArgumentError("stall_s", f"{stall_s} is not a positive number")
         if HostRuntime.runs_here:
             raise UsageError(
                 "the script starts a controller when a host imports it for its functions",
                 remedy='start it below `if __name__ == "__main__":`',
             )
         self._engine = engine_by_name(engine) if isinstance(engine, str) else engine
-        self._count, self._devices, self._depth = hosts, devices, depth
         self._host_bytes = None if device_bytes is None else device_bytes * devices
         self.messages: Counter[str] = Counter()
         self.busy_ns: Counter[str] = Counter()
@@ -160,7 +163,7 @@ class Controller:
             InvalidArgumentError: there are not as many devices.
         """
         total = self._count * self._devices
-        if not 1 <= devices <= total:
+        if not 1 <= as_integer("devices", devices, None) <= total:
             raise InvalidArgumentError(
                 "devices", f"a slice of {devices} devices, but the pool has {total}: "
                 f"{self._count} hosts with {self._devices} each",
@@ -189,10 +192,16 @@ class Controller:
         """Bind the program's unbound slices; a launch does it, too.
 
         Raises:
+            InvalidArgumentError: a slice of the program is of another controller.
             CommunicationError: too few devices are alive.
         """
         with self._changed:
             for part in program.slices:
+                if part not in self._slices:
+                    raise InvalidArgumentError(
+                        "program", f"its slice {part.name} is of another controller",
+                        remedy="build the program with slices of this controller",
+                    )  # fmt: skip
                 if part.binding is None:
                     self._bind(part)
 
@@ -247,16 +256,13 @@ class Controller:
 
         Raises:
             UnknownNameError: the program has no such input.
-            InvalidArgumentError: an input has another shape, dtype, slice or layout, or the values
-                of the program exceed the memory of a device.
+            InvalidArgumentError: an input has another shape, dtype, slice or layout, is not a dense
+                tensor on the CPU, the values of the program exceed the memory of a device, or a
+                slice is of another controller.
             UsageError: the program is empty, or the controller is closed.
             CommunicationError: a host of the program is dead; names it.
         """
-        if not program.nodes:
-            raise UsageError(
-                f"program '{program.name}' is empty",
-                remedy="call compiled functions in its with block",
-            )
+        program.need_nodes()
         check_inputs(program, inputs or {})
         client = client or self._default
         with self._changed:

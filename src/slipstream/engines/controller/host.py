@@ -39,7 +39,8 @@ _CONNECT_S = 60.0
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
     """Return the elements of `tensor` in order."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return dense.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def from_bytes(data: memoryview | bytes, shape: Shape, dtype: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from slipstream.engines.controller.host import Message, to_bytes
 from slipstream.engines.controller.scheduling import QueuedClient
-from slipstream.engines.controller.tracing import TracedProgram, TracedValue
+from slipstream.engines.controller.tracing import TracedProgram, TracedValue, need_dense
 from slipstream.errors import (
     CommunicationError,
     InvalidArgumentError,
@@ -186,7 +186,8 @@ def check_inputs(program: TracedProgram, inputs: Mapping[str, Any]) -> None:
 
     Raises:
         UnknownNameError: the program has no such input.
-        InvalidArgumentError: one has another shape, dtype, slice or layout.
+        InvalidArgumentError: one has another shape, dtype, slice or layout, or is not dense and on
+            the CPU.
         UsageError: one was released.
     """
     for name, item in inputs.items():
@@ -198,6 +199,7 @@ def check_inputs(program: TracedProgram, inputs: Mapping[str, Any]) -> None:
             other = item.future.output(item.name).value
             expected, found, same = str(value), str(other), other.on is value.on
         elif isinstance(item, torch.Tensor):
+            need_dense(name, item)
             found = f"{list(item.shape)}, {item.dtype}"
         else:
             found = f"a {type(item).__name__}"

@@ -138,9 +138,10 @@ def run_program(
         before, began = pool.messages.copy(), time.perf_counter_ns()
         future: LaunchFuture | None = None
         for number in range(launches):
-            progress(f"launch {number + 1} of {launches}")
+            progress(f"sending launch {number + 1} of {launches}")
             future = pool.launch(program, future.carried() if future else None)
         assert future is not None
+        progress(f"waiting for {launches} launches")
         future.wait()
         elapsed_ns = time.perf_counter_ns() - began
         sent, received = (
@@ -176,7 +177,8 @@ def plan_program(
             value = node.outputs[0]
             moved = value.shard_bytes if node.kind != "compute" else 0
             used = sorted(set(value.on.hosts))
-            span = str(used[0]) if len(used) == 1 else f"{used[0]}-{used[-1]}"
+            whole = len(used) > 2 and used[-1] - used[0] == len(used) - 1
+            span = f"{used[0]}-{used[-1]}" if whole else ", ".join(map(str, used))
             rows.append((node.name, value.on.name, span, value.shape, moved))
         return ControlPlan(
             program.name, hosts, tuple(rows), 2 * len(program.hosts),

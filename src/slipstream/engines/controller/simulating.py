@@ -63,8 +63,9 @@ def predict_launch(
         costs: of control; defaults are assumed.
 
     Raises:
-        UsageError: the slices are not bound.
+        UsageError: the program is empty, or its slices are not bound.
     """
+    program.need_nodes()
     if not program.hosts:
         raise UsageError(f"the slices of '{program.name}' are unbound", remedy="bind(program)")
     costs = costs or ControlCosts()

@@ -23,6 +23,7 @@ from slipstream.errors import (
     UsageError,
     WorkloadError,
 )
+from slipstream.units import with_article
 
 _program: ContextVar[TracedProgram | None] = ContextVar("program", default=None)
 _reduce: ContextVar[Callable[[torch.Tensor], torch.Tensor] | None] = ContextVar(
@@ -257,9 +258,11 @@ class TracedProgram:
         """Declare an input with the shape and dtype of `example`, its default.
 
         Raises:
-            InvalidArgumentError: the name is used, the layout does not divide, or is partial.
+            InvalidArgumentError: the name is used, the layout does not divide or is partial, or the
+                tensor is not dense and on the CPU.
         """
         self._need_new(name, self.inputs)
+        need_dense(name, example)
         if sharding == PARTIAL:
             raise InvalidArgumentError("sharding", f"input '{name}' cannot be partial")
         sharding.shard_shape(tuple(example.shape), on.devices, f"input '{name}'")
@@ -305,6 +308,14 @@ class TracedProgram:
     def transfers(self) -> int:
         """Number of nodes that may communicate, plus sums within functions."""
         return sum(1 + len(node.sums) for node in self.nodes)
+
+    def need_nodes(self) -> None:
+        """Raise a `UsageError` if the program is empty."""
+        if not self.nodes:
+            raise UsageError(
+                f"program '{self.name}' is empty",
+                remedy="call compiled functions in its with block",
+            )
 
     def releases(self) -> list[list[int]]:
         """Return, for each node, the values that nothing needs after it."""
@@ -435,6 +446,19 @@ class TracedProgram:
     def _need_new(self, name: str, names: Mapping[str, Any]) -> None:
         if name in names:
             raise InvalidArgumentError("name", f"'{name}' is used twice in '{self.name}'")
+
+
+def need_dense(name: str, tensor: Any) -> None:
+    """Raise an `InvalidArgumentError` unless input `name` is a dense tensor on the CPU."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(
+            name, f"it is {with_article(type(tensor).__name__)}, not a tensor"
+        )
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise InvalidArgumentError(
+            name, f"it is a {str(tensor.layout).removeprefix('torch.')} tensor on {tensor.device}",
+            remedy="pass a dense tensor on the CPU, for example x.to_dense().cpu()",
+        )  # fmt: skip
 
 
 def _need_constant(value: Any, where: str) -> Any:
