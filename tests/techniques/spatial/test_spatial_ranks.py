@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 from collections.abc import Sequence
@@ -160,6 +161,23 @@ def test_a_halo_ends_at_the_neighbouring_tiles() -> None:
     assert Window(5, 1, 2).needs(6, 3) == [(-2, 4), (0, 6), (2, 8)]
     with pytest.raises(InvalidArgumentError, match="3 tiles of 6 rows or columns are smaller"):
         Window(9, 1, 4).needs(6, 3)
+    for wrong in (lambda: Window(0, 1, 0), lambda: Window(3, 1, 1).halo(8, 2, 2)):
+        with pytest.raises(InvalidArgumentError):
+            wrong()
+
+
+def after_small_images(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    model, x = NETS["3x3"]().eval(), images()
+    expected = model(x)
+    partition(model, x, 2, 1)
+    with contextlib.suppress(InvalidArgumentError):
+        model(x[..., :1, :])
+    return model(x).detach(), expected.detach()
+
+
+def test_images_that_are_too_small_do_not_affect_others() -> None:
+    for found, expected in run_ranks(2, after_small_images):
+        torch.testing.assert_close(found, expected)
 
 
 def refused(case: str, rank: int) -> None:
@@ -179,6 +197,16 @@ def refused(case: str, rank: int) -> None:
         group_batch_norm(nn.BatchNorm1d(3), 3)
     if case == "none":
         group_batch_norm(conv, 2)
+    if case == "unbatched":
+        partition(conv, images()[0], 2, 1)
+    if case == "keyword":
+        partition(conv, images(), 2, 1)(input=images())
+    if case == "twice":
+        partition(partition(nn.Sequential(conv), images(), 2, 1), images(), 2, 1)
+    if case in ("no tensor", "ragged"):
+        rows = (lambda i: list(i)) if case == "no tensor" else (lambda i: torch.ones(len(i), i[-1]))
+        with Evaluation(lambda model, i: rows(i), 8, 2, np.mean) as evaluation:
+            evaluation.start(conv)
     if case == "pickle":
         pickle.dumps(partition(nn.Sequential(conv), images(), 2, 1))
 
@@ -193,6 +221,11 @@ def refused(case: str, rank: int) -> None:
         ("circular", "layer '0' cannot compute tiles: its padding mode is circular"),
         ("groups", "2 ranks do not make groups of 3"),
         ("none", "has no batch norm"),
+        ("unbatched", "is a tensor of shape [3, 29, 34]"),
+        ("keyword", "the first positional argument of the model is missing"),
+        ("twice", "is divided already"),
+        ("no tensor", "returned scores of type list for 2 examples"),
+        ("ragged", "returned different shapes or dtypes per example: ["),
         ("pickle", "cannot be pickled"),
     ],
 )

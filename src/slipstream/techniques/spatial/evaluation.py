@@ -81,6 +81,7 @@ class Evaluation:
         finished waits for it.
 
         Raises:
+            InvalidArgumentError: `score` did not return a tensor with a row per example.
             CommunicationError: a rank exited or hung.
         """
         owner = self._started % self.ranks.size
@@ -106,24 +107,36 @@ class Evaluation:
         ]
         return whole[rank :: self.ranks.size]
 
+    def _scored(self, model: torch.nn.Module, batch: Sequence[int]) -> torch.Tensor:
+        scores = self.score(model, batch)
+        tensor = isinstance(scores, torch.Tensor)
+        if not tensor or not scores.dim() or len(scores) != len(batch):
+            found = f"shape {list(scores.shape)}" if tensor else f"type {type(scores).__name__}"
+            raise InvalidArgumentError(
+                "score", f"returned scores of {found} for {len(batch)} examples",
+                remedy="return a tensor with one score, or one row of scores, per example",
+            )  # fmt: skip
+        return scores.detach()
+
     def _collected(self, model: torch.nn.Module, owner: int) -> torch.Tensor | None:
         """Return the scores of all examples, on rank `owner`; None on others."""
         size = self.ranks.size
         batches = self._batches(self.ranks.rank)
-        found = [self.score(model, batch) for batch in batches]
+        found = [self._scored(model, batch) for batch in batches]
         if len(batches) < len(self._batches(0)):
             # Layers that communicate need all ranks in every round.
-            idle = self.score(model, self._batches(0)[0])
+            idle = self._scored(model, self._batches(0)[0])
             found = found or [idle[:0]]
-        local = torch.cat([part.detach() for part in found]).contiguous()
+        kinds = {(part.shape[1:], part.dtype) for part in found}
+        if len(kinds) > 1:
+            raise InvalidArgumentError(
+                "score", "returned different shapes or dtypes per example: "
+                + ", ".join(sorted(f"{list(shape)} of {dtype}" for shape, dtype in kinds)),
+                remedy="return scores of the same shape and dtype for all batches",
+            )  # fmt: skip
+        local = torch.cat(found).contiguous()
         if local.is_floating_point():
             local = local.double()
-        expected = sum(map(len, batches))
-        if len(local) != expected:
-            raise InvalidArgumentError(
-                "score", f"returned {len(local)} scores for {expected} examples",
-                remedy="return one score, or one row of scores, per example",
-            )  # fmt: skip
         parts = {
             rank: local.new_empty((sum(map(len, self._batches(rank))), *local.shape[1:]))
             for rank in range(size)

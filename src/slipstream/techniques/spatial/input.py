@@ -88,7 +88,7 @@ class InputModel:
         alone = replace(self, loaders=1).slowest_ns(hosts)
         if not step_ns > 0.0 or alone / step_ns > _MAX_LOADERS:
             raise InvalidArgumentError(
-                "step_ns", f"{step_ns:g} is too short for any number of loaders",
+                "step_ns", f"{step_ns:g} ns is too short for {_MAX_LOADERS:,} loaders",
                 remedy="store decoded samples, so that loading takes less time",
             )  # fmt: skip
         return max(1, math.ceil(alone / step_ns))

@@ -264,7 +264,10 @@ def group_batch_norm(model: nn.Module, ranks: int, group: Any = None) -> nn.Modu
     own = RankSum(ProcessGroup(parts[whole.rank // ranks], name="batch_norm"))
     layers = [layer for layer in model.modules() if type(layer) in _GROUPED]
     if not layers:
-        raise WorkloadError("the model has no batch norm", remedy="remove batch_norm_groups")
+        raise WorkloadError(
+            "the model has no batch norm, or all of it is in groups already",
+            remedy="remove batch_norm_groups",
+        )
     for layer in layers:
         layer.__class__ = _GROUPED[type(layer)]
         layer.ranks = own  # type: ignore[assignment]
@@ -288,10 +291,15 @@ def partition(
 
     Raises:
         UsageError: no process group is initialised.
-        InvalidArgumentError: the tiles are not the ranks of the group, or too small for the halo.
-        WorkloadError: a layer cannot compute tiles, or the outputs differ.
+        InvalidArgumentError: the tiles are not the ranks of the group, or too small for the halo;
+            `example` is not a batch of images.
+        WorkloadError: a layer cannot compute tiles, the outputs differ, or the model is divided
+            already.
     """
     tiles = Tiles(rows, columns, group)
+    _need_images(example)
+    if any(isinstance(layer, _Tiled) for layer in model.modules()):
+        raise WorkloadError("the model is divided already", remedy="call partition once")
     layers = {name: layer for name, layer in model.named_modules() if type(layer) in _TILED}
     for name, layer in layers.items():
         if (reason := _why_whole(layer)) is not None:
@@ -309,7 +317,7 @@ def partition(
         layer.tiles, layer.sizes, layer.calls = tiles, [], 0
     border = _Border(tiles, list(layers.values()))
     hooks = [
-        model.register_forward_pre_hook(border.divide),
+        model.register_forward_pre_hook(border.divide, with_kwargs=True),
         model.register_forward_hook(border.join),
     ]
     try:
@@ -348,6 +356,20 @@ def _why_whole(layer: Any) -> str | None:
     return None
 
 
+def _need_images(*inputs: Any) -> tuple[Any, ...]:
+    """Return `inputs`, the first of which must be images."""
+    first = inputs[0] if inputs else None
+    if not isinstance(first, torch.Tensor) or first.dim() != 4:
+        found = f"a tensor of shape {list(first.shape)}" if isinstance(first, torch.Tensor) else (
+            f"of type {type(first).__name__}" if inputs else "missing"
+        )  # fmt: skip
+        raise InvalidArgumentError(
+            "images", f"the first positional argument of the model is {found}",
+            remedy="pass images, [n, c, height, width], as its first positional argument",
+        )  # fmt: skip
+    return inputs
+
+
 class _Border:
     """Hooks of a partitioned model: its input becomes a tile, tiles in its output whole images."""
 
@@ -356,25 +378,29 @@ class _Border:
         self.size: tuple[int, ...] = ()
         self.output: tuple[int, ...] = ()
 
-    def divide(self, model: nn.Module, inputs: Any) -> Any:
+    def divide(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
         """Return the tile of the first input; record the sizes of layers for a new image size."""
         if self.tiles.whole:
             return None
-        images, *others = inputs
+        images, *others = _need_images(*inputs)
         if tuple(images.shape[1:]) != self.size:
-            self._record(model, images[:1], others)
+            self._record(model, images[:1], others, named)
         for layer in self.layers:
             layer.calls = 0
         rows, columns = self.tiles.own(images.shape[-2:])
-        return (images[..., rows, columns], *others)
+        return (images[..., rows, columns], *others), named
 
-    def _record(self, model: nn.Module, images: torch.Tensor, others: Sequence[Any]) -> None:
+    def _record(
+        self, model: nn.Module, images: torch.Tensor, others: Sequence[Any], named: dict[str, Any]
+    ) -> None:
+        # An error must not leave the sizes of other images.
+        self.size = ()
         for layer in self.layers:
             layer.sizes = []
         self.tiles.ended = []
         self.tiles.whole = True
         try:
-            (output,) = outputs_of(model, lambda: model(images, *others))
+            (output,) = outputs_of(model, lambda: model(images, *others, **named))
         finally:
             self.tiles.whole = False
         self.output = tuple(output.shape[-2:]) if isinstance(output, torch.Tensor) else ()

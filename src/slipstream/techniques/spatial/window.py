@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 
 Spans = list[tuple[int, int]]
@@ -12,12 +13,21 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Window:
-    """Rows or columns of the input that make one of the output."""
+    """Rows or columns of the input that make one of the output.
+
+    Raises:
+        InvalidArgumentError: a number is not an integer, `padding` is negative or another one is
+            not positive.
+    """
 
     kernel: int
     stride: int
     padding: int
     dilation: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("kernel", 1), ("stride", 1), ("padding", 0), ("dilation", 1)):
+            as_integer(name, getattr(self, name), least)
 
     def output(self, size: int) -> int:
         """Return the number of output rows for `size` input rows."""
@@ -49,7 +59,13 @@ class Window:
         return found
 
     def halo(self, size: int, tiles: int, tile: int) -> int:
-        """Return the number of rows that a tile sends to its neighbours."""
+        """Return the number of rows that a tile sends to its neighbours.
+
+        Raises:
+            InvalidArgumentError: as for `needs`, or there is no such tile.
+        """
+        if not 0 <= as_integer("tile", tile, 0) < as_integer("tiles", tiles):
+            raise InvalidArgumentError("tile", f"{tile} is not below the number of tiles, {tiles}")
         owned = spans(size, tiles)[tile]
         needs = self.needs(size, tiles)
         return sum(
