@@ -225,6 +225,10 @@ def test_every_wall_has_a_remedy_and_its_gain(transformer: Graph) -> None:
         ("evaluation", None), ("input", None), ("start-up", None)
     }  # fmt: skip
     assert all("--run" in wall.detail for wall in unknown)
+    # No number of loaders suffices.
+    slow = TrainingPlan(load_ns=1e15)
+    walls = curve(transformer, SWITCH, [4], plan=slow, durations=DURATIONS).points[0].walls
+    assert next(w for w in walls if w.name == "input").remedy.startswith("store decoded samples")
 
 
 def test_a_fixed_batch_costs_what_small_shares_take_longer(transformer: Graph) -> None:

@@ -183,7 +183,7 @@ def walls_of(
         _fixed_batch(recorded, p, parts_ns["compute"], each, fixed_batch),
         RunWall("all-reduce", exposed_ns - statistic_ns, *predicted["all-reduce"]),
         RunWall("update", parts_ns["update"], *predicted["update"]),
-        _batch_norm(recorded, statistic_ns, samples if tiled else each),
+        _batch_norm(recorded, statistic_ns, workers, samples if tiled else each),
         _evaluation(plan, workers, steps, p.step_ns),
         _input(plan, workers, each, p.step_ns),
         _startup(plan, steps),
@@ -223,7 +223,7 @@ def _step_walls(p: Predicted) -> tuple[Any, ...]:
     return () if p.shared is None else p.shared.walls
 
 
-def _batch_norm(recorded: Graph, statistic_ns: float, each: float) -> RunWall:
+def _batch_norm(recorded: Graph, statistic_ns: float, workers: int, each: float) -> RunWall:
     normalises = any("batch_norm" in name for name in recorded.strings)
     if not normalises:
         return RunWall("batch norm", 0.0, "", 0.0, "no layer normalises over the batch")
@@ -231,7 +231,9 @@ def _batch_norm(recorded: Graph, statistic_ns: float, each: float) -> RunWall:
         remedy = "smaller groups: batch_norm_groups"
         return RunWall("batch norm", statistic_ns, remedy, statistic_ns, "sums of groups")
     enough = each >= _MIN_NORMALISED
-    remedy = "" if enough else f"batch_norm_groups:{math.ceil(_MIN_NORMALISED / max(each, 1.0))}"
+    # Groups divide the workers.
+    groups = (n for n in range(1, workers) if workers % n == 0 and n * each >= _MIN_NORMALISED)
+    remedy = "" if enough else f"batch_norm_groups:{next(groups, workers)}"
     detail = f"statistics of {each:.3g} samples" + ("" if enough else ", too noisy to train with")
     return RunWall("batch norm", 0.0, remedy, 0.0, detail)
 
@@ -248,7 +250,8 @@ def _evaluation(plan: TrainingPlan, workers: int, steps: float, step_ns: float) 
     # The metric of the last evaluation is awaited: the evaluation tail.
     late_ns = max(0.0, plan.metric_ns - between_ns) * (plan.evaluations - 1) + plan.metric_ns
     saved_ns = max(0.0, whole_ns - plan.evaluations * shared_ns - late_ns)
-    detail = f"{plan.evaluations:g} evaluations on one worker; tail {format_duration(late_ns)}"
+    count = f"{plan.evaluations:g} evaluation{'s' * (plan.evaluations != 1)}"
+    detail = f"{count} on one worker; tail {format_duration(late_ns)}"
     return RunWall("evaluation", whole_ns / steps, remedy, saved_ns / steps, detail)
 
 
@@ -259,7 +262,12 @@ def _input(plan: TrainingPlan, workers: int, each: float, step_ns: float) -> Run
     model = InputModel(math.ceil(each), plan.load_ns, plan.spread, int(plan.loaders))
     late_ns = model.waiting_ns(workers, step_ns)
     detail = f"slowest of {workers} hosts: {format_duration(model.slowest_ns(workers))} per batch"
-    remedy = f"{model.loaders_for(workers, step_ns)} loaders per worker" if late_ns else ""
+    remedy = ""
+    if late_ns:
+        try:
+            remedy = f"{model.loaders_for(workers, step_ns)} loaders per worker"
+        except InvalidArgumentError as error:
+            remedy = error.remedy or ""
     return RunWall("input", late_ns, remedy, late_ns, detail)
 
 

@@ -43,6 +43,13 @@ def test_a_fixed_batch_is_not_divided_among_tiles(graph: Graph) -> None:
     assert "1 sample per worker" in walls["fixed batch"].detail
     assert walls["batch norm"].detail == "sums of groups"
     assert walls["batch norm"].ns > 0
+    # Groups divide the workers, also if 16 samples need more of them.
+    points = curve(graph, FAST, [2, 6], global_batch=6, durations=Copies()).points
+    walls = {wall.name: wall for wall in points[-1].walls}
+    assert walls["batch norm"].remedy == "batch_norm_groups:6"
+    (point,) = curve(graph, FAST, [6], global_batch=30, durations=Copies()).points
+    walls = {wall.name: wall for wall in point.walls}
+    assert walls["batch norm"].remedy == "batch_norm_groups:6"
 
 
 def test_settings_are_checked_and_written_back() -> None:
