@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,3 +198,28 @@ def test_simultaneous_branches_run_on_disjoint_devices() -> None:
     assert sorted(found.first[1:3]) == [0, 1]
     with pytest.raises(InvalidArgumentError, match="simultaneously"):
         found.placement(4)
+    with pytest.raises(InvalidArgumentError, match="0 is less than 1"):
+        plan([stem], (1, 2)).placement(0)
+
+
+@pytest.mark.parametrize(
+    ("times", "settings", "message"),
+    [
+        ((np.nan, 1.0), {}, "'layer' has a negative time or NaN"),
+        ((1.0, -1.0), {}, "'layer' has a negative time or NaN"),
+        ((np.inf, np.inf), {}, "every plan takes infinitely long"),
+        ((1.0, 1.0), {"devices": (1, 2.5)}, "2.5 is not an integer"),
+        ((1.0, 1.0), {"deadline_ns": np.nan}, "nan is not a time"),
+    ],
+)
+def test_impossible_times_are_refused(
+    times: tuple[float, float], settings: dict[str, Any], message: str
+) -> None:
+    layer = BurstLayer("layer", np.array(times), np.zeros((2, 2)))
+    with pytest.raises(InvalidArgumentError, match=message):
+        plan([layer], **{"devices": (1, 2), **settings})
+
+
+def test_a_layer_may_take_no_time() -> None:
+    with warnings.catch_warnings(action="error"):
+        assert plan([BurstLayer("layer", np.zeros(2), np.zeros((2, 2)))], (1, 2)).time_ns == 0.0

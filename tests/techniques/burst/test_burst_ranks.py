@@ -14,7 +14,7 @@ from torch import nn
 
 from forked_ranks import run_ranks
 from slipstream.cluster import Collective, Group
-from slipstream.errors import CommunicationError, WorkloadError
+from slipstream.errors import CommunicationError, InvalidArgumentError, WorkloadError
 from slipstream.techniques.burst import runner
 from slipstream.techniques.burst.background import background
 from slipstream.techniques.burst.technique import Burst
@@ -151,4 +151,20 @@ def test_background_work_runs_until_its_block_ends(tmp_path: Path) -> None:
     assert work.calls >= 1
     assert work.elapsed_s > 0
     with pytest.raises(WorkloadError, match="'nothing'"), background("shutil:nothing"):
+        pass
+    with pytest.raises(InvalidArgumentError, match="'shutil'"), background("shutil"):
+        pass
+    with (
+        pytest.raises(InvalidArgumentError, match="not JSON"),
+        background("shutil:rmtree", path=b""),
+    ):
+        pass
+
+
+def test_background_work_may_be_next_to_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "next_to_it.py").write_text("def work():\n    pass\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with background("next_to_it:work"):
         pass

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.child import Child, channel
+from slipstream.errors import InvalidArgumentError
 
 _LOWEST = 19
 _LIMIT_S = 60.0
@@ -45,10 +48,22 @@ def background(function: str, **arguments: Any) -> Iterator[BackgroundWork]:
         arguments: of each call, as JSON.
 
     Raises:
+        InvalidArgumentError: `function` is not ``module:function``, or an argument is not JSON.
         SlipstreamError: the function raised an error; after the first call, at the end.
     """
+    if not all(function.partition(":")):
+        raise InvalidArgumentError(
+            "function", f"'{function}' is not a module and a function",
+            remedy="for example my_package.evaluation:one_batch",
+        )  # fmt: skip
+    try:
+        json.dumps(arguments)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError("arguments", f"they are not JSON: {error}") from error
+    # The module may be next to the script.
+    paths = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
     work = BackgroundWork()
-    with Child("the background work", environment={"OMP_NUM_THREADS": "1"}) as child:
+    with Child("the background work", environment={"OMP_NUM_THREADS": "1", **paths}) as child:
         child.start_call(f"{__name__}:repeat", called=function, arguments=arguments)
         child.receive()
         yield work

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.arguments import as_integer
 from slipstream.cluster import Mesh
 from slipstream.cluster.orders import ORDERS
 from slipstream.cluster.placement import Part, Placement
@@ -103,10 +104,11 @@ class BurstPlan:
 
         Raises:
             InvalidArgumentError: branches run simultaneously, or the number of samples is not a
-                multiple of the number of devices of a layer.
+                positive multiple of the number of devices of a layer.
         """
         if any(self.first):
             raise InvalidArgumentError("plan", "it runs branches simultaneously, unlike a chain")
+        as_integer("samples", samples)
         parts = [
             Part(
                 f"layers from {self.layers[at]}", (self.layers[at],) if at else (),
@@ -134,9 +136,12 @@ def plan(
         deadline_ns, device_ns: upper limits of time and device time.
 
     Raises:
-        InvalidArgumentError: no plan is within the limits, an amplification below 1, or `layers` or
-            `devices` are empty or do not match.
+        InvalidArgumentError: no plan is within the limits, an amplification below 1, a time is
+            negative or NaN, or `layers` or `devices` are empty or do not match.
     """
+    for name, limit in (("deadline_ns", deadline_ns), ("device_ns", device_ns)):
+        if math.isnan(limit):
+            raise InvalidArgumentError(name, "nan is not a time")
     limited = deadline_ns < math.inf or device_ns < math.inf
     found = _search(layers, devices, amplification, frontier=limited)
     within = [each for each in found if each.time_ns <= deadline_ns and each.device_ns <= device_ns]
@@ -191,7 +196,7 @@ def spread(bursts: Sequence[tuple[int, str]], names: Sequence[str]) -> list[int]
 def _search(
     layers: Sequence[BurstLayer], devices: Sequence[int], amplification: float, *, frontier: bool
 ) -> list[BurstPlan]:
-    options = np.array(devices, np.int64)
+    options = np.array([as_integer("devices", each) for each in devices], np.int64)
     if not layers or not len(options) or options[0] != 1 or (np.diff(options) <= 0).any():
         raise InvalidArgumentError(
             "layers" if not layers else "devices", "there are none, or they do not ascend from 1",
@@ -205,6 +210,8 @@ def _search(
     search = _Search(options, amplification, frontier, most)
     labels = search.chain(layers, np.zeros((1, len(options))))
     found = search.undominated(np.zeros_like(labels.key), *labels[1:4], labels.trace.__getitem__)
+    if not len(found.time):
+        raise InvalidArgumentError("layers", "every plan takes infinitely long")
     plans = []
     for time_ns, device_ns, trace in zip(found.time, found.cost, found.trace, strict=True):
         names, counts, first = zip(*search.rows(trace, 0), strict=True)
@@ -290,7 +297,11 @@ class _Search:
                 "layers", f"'{layer.name}' has times for other numbers of devices",
                 remedy=f"pass work_ns of {k} and move_ns of {k} x {k} numbers",
             )  # fmt: skip
-        over = work * self.options > self.limit * work[0] * (1 + 1e-12)
+        times = [work, layer.move_ns, *([] if layer.apart_ns is None else [layer.apart_ns])]
+        if not all((np.asarray(each) >= 0).all() for each in times):
+            raise InvalidArgumentError("layers", f"'{layer.name}' has a negative time or NaN")
+        most = math.inf if math.isinf(self.limit) else self.limit * work[0] * (1 + 1e-12)
+        over = work * self.options > most
         over[0] = False
         return np.where(over, np.inf, work)
 
