@@ -121,9 +121,53 @@ def test_technique_replaces_the_users_lamb() -> None:
         build(plain, technique)
 
 
+class Uncorrected(LAMB):
+    """The correction of bias is that of the thousandth update."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                self.state[p] = {**zeros, **self.state[p], "step": 1000}
+        super().step()
+
+
+class Limited(LAMB):
+    """Gradients are limited in their norm."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [Uncorrected, Limited])
+def test_another_update_is_refused(kind: Any) -> None:
+    def workload() -> Any:
+        model, batch, loss, _ = plain()
+        return model, batch, loss, type("Lamb", (kind,), {})(model.parameters())
+
+    with pytest.raises(WorkloadError, match="Lamb does not compute LAMB's update"):
+        build(workload, FusedLamb())
+
+
+def test_sparse_gradients_are_clipped() -> None:
+    sparse, dense = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2))
+    dense.grad = torch.zeros(4, 2).index_fill_(0, torch.tensor([1]), 5.0)
+    sparse.grad = dense.grad.to_sparse(1)
+    for parameter in (sparse, dense):
+        FusedLAMB([parameter], max_grad_norm=1.0).step()
+    torch.testing.assert_close(sparse, dense)
+
+
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [({"lr": -1.0}, "lr"), ({"betas": (0.9, 1.0)}, "betas"), ({"max_grad_norm": 0.0}, "max_grad")],
+    [
+        ({"lr": -1.0}, "lr"),
+        ({"lr": None}, "lr"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"betas": 0.9}, "betas"),
+        ({"max_grad_norm": 0.0}, "max_grad"),
+    ],
 )
 def test_settings_out_of_range_are_refused(settings: Any, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=name):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -102,10 +104,14 @@ class FusedLAMB(Optimizer):
         weight_decay: float = 0.01,
         max_grad_norm: float | None = None,
     ) -> None:
-        limits = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        limits: dict[str, Any] = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        pair: Any = betas
         for name, value in limits.items():
-            if not 0 <= value < math.inf:
+            number = isinstance(value, (Real, torch.Tensor))
+            if not number or not 0 <= value < math.inf:
                 raise InvalidArgumentError(name, f"{value} is not a finite number of at least 0")
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidArgumentError("betas", f"{betas} are not two numbers")
         if not all(0 <= beta < 1 for beta in betas):
             raise InvalidArgumentError("betas", f"{betas} are not in [0, 1)")
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -162,8 +168,44 @@ class FusedLAMB(Optimizer):
         if limit is None:
             return 1.0
         gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+        values = [x.coalesce().values() if x.is_sparse else x for x in gradients]
+        norm = float(torch.nn.utils.get_total_norm(values))
         return min(1.0, limit / (norm + 1e-6))
+
+
+def updates_like_lamb(optimizer: Optimizer) -> bool:
+    """Whether two updates by the optimizer's class can be computed and equal those of `FusedLAMB`.
+
+    Some classes of this name limit norms or leave out the correction of bias. The trial has its own
+    parameters with large values and gradients; the optimizer does not change.
+    """
+    results = []
+    for fused in (False, True):
+        # Neither hooks nor a step that a scheduler has replaced are called.
+        trial: Any = object.__new__(type(optimizer))
+        vars(trial).update({k: v for k, v in vars(optimizer).items() if k != "step"})
+        trial._optimizer_step_pre_hooks, trial._optimizer_step_post_hooks = {}, {}
+        trial.state = defaultdict(dict)
+        parameters = [
+            torch.nn.Parameter(torch.linspace(-20.0, 30.0, 8, device=group["params"][0].device))
+            for group in optimizer.param_groups
+        ]
+        trial.param_groups = [
+            {**group, "lr": 0.01, "params": [parameter]}
+            for group, parameter in zip(optimizer.param_groups, parameters, strict=True)
+        ]
+        if fused:
+            trial = FusedLAMB.like(trial)
+        for first, last in ((3.0, 24.0), (-90.0, 200.0)):
+            for parameter in parameters:
+                parameter.grad = torch.linspace(first, last, 8, device=parameter.device)
+            try:
+                type(trial).step(trial)
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError):
+                return False
+        results.append(torch.cat([parameter.detach().cpu() for parameter in parameters]))
+    theirs, ours = results
+    return torch.allclose(theirs, ours, rtol=1e-5)
 
 
 def _is_fast(p: Any, state: dict[str, Any]) -> bool:

@@ -296,9 +296,9 @@ class FusedLamb(TechniqueSettings):
         """Replace the optimizer by one with the same groups and state.
 
         Raises:
-            WorkloadError: there is no LAMB, or a script holds it.
+            WorkloadError: there is no LAMB, its update is another one, or a script holds it.
         """
-        from slipstream.techniques.pretraining.lamb import FusedLAMB
+        from slipstream.techniques.pretraining.lamb import FusedLAMB, updates_like_lamb
 
         if built.optimizer is None or type(built.optimizer).__name__.casefold() != "lamb":
             raise WorkloadError("fused_lamb: the workload has no optimizer LAMB")
@@ -306,6 +306,12 @@ class FusedLamb(TechniqueSettings):
             raise WorkloadError(
                 "fused_lamb: the optimizer is created in a script",
                 remedy="write slipstream.pretraining.FusedLAMB(...) there",
+            )
+        if not updates_like_lamb(built.optimizer):
+            raise WorkloadError(
+                f"fused_lamb: {type(built.optimizer).__name__} does not compute LAMB's update with "
+                "correction of bias and without limits of norms",
+                remedy="create slipstream.pretraining.FusedLAMB, and tune its settings",
             )
         built.optimizer = FusedLAMB.like(built.optimizer)
 
