@@ -54,6 +54,8 @@ def test_predict_has_a_row_per_measure(capsys: pytest.CaptureFixture[str]) -> No
     assert _command([*SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["provenance"] == "simulated"
+    assert _command([*SMALL, "--load=0"]) == 0
+    assert "short flow" not in capsys.readouterr().out
     ring, tree = found["ring"], found["aggregated"]
     # Each cable carries 2 (n - 1) / n S with a ring, and S with a tree.
     assert ring["busiest_link_bytes"][0] / tree["busiest_link_bytes"][0] == pytest.approx(1.5)

@@ -225,7 +225,7 @@ def test_refusals_name_rank_job_and_remedy() -> None:
         address = server.address
     with pytest.raises(AggregationError, match=r"rank 0 of job 'a' cannot reach"):
         JobMember([address], "a", 0, 1, server.token)
-    for listen in ("0.0.0.0:0", "[::]:0"):
+    for listen in ("0.0.0.0:0", "[::]:0", "0:0", "0x0:0"):
         with pytest.raises(InvalidArgumentError, match="every network"):
             AggregationServer(listen)
     with pytest.raises(InvalidArgumentError, match="listen"):

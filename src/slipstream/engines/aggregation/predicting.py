@@ -117,6 +117,8 @@ class FabricPrediction:
         rows = []
         for name, measure in _MEASURES.items():
             ring, tree = (float(np.mean([measure(x) for x in self.outcomes[way]])) for way in WAYS)
+            if not ring or not tree:  # no short flows
+                continue
             gains = self.gains(measure)
             shown = format_bytes if "bytes" in name else format_duration
             spread = f"{gains.mean():.2f}x ({gains.min():.2f} to {gains.max():.2f})"

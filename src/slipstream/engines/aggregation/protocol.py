@@ -60,11 +60,11 @@ def parse_address(text: str, argument: str = "address") -> tuple[str, int]:
 
 def need_named(host: str, argument: str) -> None:
     """Raise an `InvalidArgumentError` if `host` means all addresses of this machine."""
-    try:
-        everywhere = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        everywhere = False
-    if everywhere:
+    addresses = []
+    with contextlib.suppress(OSError):  # unknown: the caller cannot listen on it
+        # The resolver also knows "0" and other spellings.
+        addresses = [entry[4][0] for entry in socket.getaddrinfo(host, None)]
+    if any(ipaddress.ip_address(str(address)).is_unspecified for address in addresses):
         raise InvalidArgumentError(
             argument, f"'{host}' would listen on every network of this machine",
             remedy="name the address of one interface, or 127.0.0.1",
