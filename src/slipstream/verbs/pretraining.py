@@ -82,10 +82,11 @@ class PretrainingPlan:
         """Return the run's settings, each with its effect and evidence."""
         columns = [Column("setting"), Column("value", "right"), Column("why")]
         rows = [
-            [name, f"{gain:.2f}x" if gain >= 1 else "no",
-             "predicted on the recorded step" if gain >= 1 else f"predicted {gain:.2f}x"]
+            [name, f"{gain:.2f}x", "predicted on the recorded step"]
+            if gain >= 1 or name in self.runs[0].techniques.split("+")
+            else [name, "no", f"predicted {gain:.2f}x"]
             for name, gain in self.ladder.items()
-        ]  # fmt: skip
+        ]
         run = self.chosen
         if run is None:
             return Table(columns, rows, title=f"no plan on {self.cluster}", notes=[self.binding])
@@ -123,7 +124,8 @@ def plan_pretraining(
         durations: source of durations; this machine's cache by default.
 
     Raises:
-        SlipstreamError: the step has no samples, or no number of devices fits the global batches.
+        SlipstreamError: the step has no samples, a technique of the configuration does not apply,
+            or no number of devices fits the global batches.
     """
     cluster = Cluster.load(config.cluster) if config.cluster else None
     if not graph.samples:
@@ -157,6 +159,11 @@ def _ladder(
             continue
         (prediction,) = predictor(graph, [text])
         if not isinstance(prediction, Predicted):
+            if config.techniques:
+                raise SlipstreamError(
+                    f"techniques: {rung} cannot be predicted: {prediction.why_not}",
+                    where=config.workload, remedy="leave it out, or techniques empty",
+                )  # fmt: skip
             continue
         gains[rung] = prediction.speedup / (1.0 if best is None else best.speedup)
         if gains[rung] >= 1.0 or config.techniques:

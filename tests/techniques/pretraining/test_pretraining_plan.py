@@ -42,6 +42,8 @@ def test_a_plan_is_the_fastest_run_and_its_numbers_follow_from_a_step() -> None:
     assert set(found.ladder) == {"masked_head", "unpad"}
     rows = {row[0]: row for row in found.table().rows}
     assert {"micro-batch", "devices", "memory", "time", "cost"} <= set(rows)
+    slower = replace(found, ladder={"unpad": 0.9, "sdpa": 0.9}).table().rows
+    assert [row[1] for row in slower[:2]] == ["0.90x", "no"]
     longer = replace(CONFIG, phases=(*CONFIG.phases, CONFIG.phases[0]))
     more = next(run for run in plan(longer).runs if run.workers == 1)
     assert 1.5 < more.hours / alone.hours < 2.0
@@ -61,6 +63,11 @@ def test_limits_that_no_run_meets_are_named_with_the_cheapest_relaxation() -> No
     cheap = plan(replace(CONFIG, deadline="1000 h"))
     assert cheap.chosen is not None
     assert cheap.chosen.dollars == pytest.approx(cheapest)
+
+
+def test_techniques_that_do_not_apply_are_refused() -> None:
+    with pytest.raises(SlipstreamError, match=r"techniques: fused_lamb cannot be predicted: .*SGD"):
+        plan(replace(CONFIG, techniques="masked_head+fused_lamb"))
 
 
 def test_global_batches_below_the_recorded_one_are_refused() -> None:
