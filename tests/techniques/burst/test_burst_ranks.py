@@ -132,6 +132,8 @@ def test_no_plan_within_the_limits_is_refused_on_every_rank() -> None:
         (lambda: (nn.LSTM(4, 4), *parts()[1:]), "2", "the model is LSTM"),
         (lambda: (*parts()[:1], [torch.ones(3, 2, 8, 8), torch.ones(3)], *parts()[2:]), "2",
          "3 samples do not divide among 2 devices"),
+        (lambda: (*parts()[:2], nn.CrossEntropyLoss(reduction="sum"), parts()[3]), "2",
+         "the loss is not a mean over samples"),
     ],
 )  # fmt: skip
 def test_what_bursts_cannot_run_is_refused(changed: Any, plan: str, problem: str) -> None:

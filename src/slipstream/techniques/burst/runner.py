@@ -29,6 +29,7 @@ from slipstream.errors import CommunicationError, InvalidArgumentError, Workload
 from slipstream.ranks.launch import RANK_TIMEOUT_S
 from slipstream.ranks.operations import timed
 from slipstream.ranks.wire import Wire
+from slipstream.surgery.check import evaluating
 from slipstream.techniques.burst.costs import burst_layers, device_options
 from slipstream.techniques.burst.planner import plan, spread
 from slipstream.techniques.distributed.chains import (
@@ -58,7 +59,8 @@ def run_in_bursts(
 
     Raises:
         WorkloadError: the model is not a chain of layers, the batch is not a pair of tensors or
-            cannot be divided, or a layer on several ranks is a batch norm or shares a parameter.
+            cannot be divided, the loss is not a mean over samples, or a layer on several ranks is a
+            batch norm or shares a parameter.
     """
     names, layers = zip(*chain(built.model, "burst"), strict=True)
     inputs, targets = shared_batch(built, "burst")
@@ -68,6 +70,7 @@ def run_in_bursts(
     except InvalidArgumentError as error:
         raise WorkloadError(error.what, remedy=error.remedy) from error
     _check(names, layers, counts, len(inputs))
+    _check_loss(built, layers, inputs, targets, counts[-1])
     step = _Step(layers, counts, messages, built.loss, built.optimizer, inputs, targets)
     built.step = step
     # The ranks share the samples of a step.
@@ -100,6 +103,27 @@ def _check(
                     f"layer '{name}' shares a parameter with a layer of another part of the plan",
                     remedy="pass a plan with equal numbers of devices from one to the other",
                 )
+
+
+def _check_loss(
+    built: BuiltWorkload, layers: Sequence[nn.Module], inputs: torch.Tensor, targets: torch.Tensor,
+    devices: int,
+) -> None:  # fmt: skip
+    """Raise a `WorkloadError` unless the loss is the mean of those of the devices' samples."""
+    loss: Any = built.loss
+    with evaluating(built.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for layer in layers:
+            inputs = layer(writable(layer, inputs))
+        whole = loss(inputs, targets)
+        parts = [loss(inputs[n::devices], targets[n::devices]) for n in range(devices)]
+    tolerance = 1e-5 if whole.dtype.itemsize > 2 else 2e-2
+    mean = torch.stack(parts).mean()
+    if not torch.isclose(mean, whole, rtol=tolerance, equal_nan=True):
+        raise WorkloadError(
+            f"the loss is not a mean over samples: {float(whole):.6g} for the batch, but "
+            f"{float(mean):.6g} on average for the samples of {devices} devices",
+            remedy='use reduction="mean" without class weights, or end the plan with one device',
+        )
 
 
 def _planned(
