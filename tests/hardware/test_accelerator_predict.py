@@ -215,10 +215,11 @@ def test_a_sweep_gives_each_chip_the_cost_it_has_alone() -> None:
         }
         time_ns = sum(n * costs[key].time_ns(alone)[0] for key, n in products_of(graph).items())
         assert found.time_ns[number] == pytest.approx(time_ns)
-    with pytest.raises(SlipstreamError, match="rows"):
-        sweep_space(graph, CHIP, {"rows": [0]})
-    with pytest.raises(SlipstreamError, match="rows"):
-        sweep_space(graph, CHIP, {"rows": [float("nan")]})
+    for rows in ([0], [4, float("nan")], [float("inf")], []):
+        with pytest.raises(SlipstreamError, match=r"rows: .* is not a list of finite values"):
+            sweep_space(graph, CHIP, {"rows": rows})
+    with pytest.raises(SlipstreamError, match=r"rows: 1\.5 is not an integer"):
+        sweep_space(graph, CHIP, {"rows": [1.5]})
     many = range(1, 101)
     with pytest.raises(SlipstreamError, match="100,000,000 chips"):
         sweep_space(graph, CHIP, {"rows": many, "tiles": many, "lanes": many, "columns": many})

@@ -216,6 +216,8 @@ def test_limits_that_nothing_satisfies_name_the_nearest_pair_before_any_training
 def test_invalid_searches_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SlipstreamError, match=message):
         found(**settings)
+    with pytest.raises(InvalidArgumentError, match="a str is not a space of hardware"):
+        search(supernet(), width_score, "edge")  # type: ignore[arg-type]
 
 
 def test_limits_of_areas_that_are_not_described_are_refused() -> None:

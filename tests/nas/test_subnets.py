@@ -207,6 +207,9 @@ def test_training_and_search_use_shared_weights() -> None:
     assert best is not None
     assert estimate(net, best.candidate)["macs"] <= 0.6 * whole
 
+    assert search(net, score, constraints={"macs": "<= 6e-1x"}).limits == study.limits
+    with pytest.raises(InvalidArgumentError, match="a float is not a function"):
+        search(net, 0.5, constraints={"macs": "<= 0.6x"})  # type: ignore[arg-type]
     for limit in ("<= 0.001x", ">= 1.5x"):
         with pytest.raises(InvalidArgumentError, match="no architecture has macs"):
             search(net, score, constraints={"macs": limit})

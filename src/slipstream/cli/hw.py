@@ -97,14 +97,16 @@ def sweep(
 
     slipstream hw sweep run.slipgraph
     """
-    from slipstream.cli._output import emit
+    from slipstream.cli._output import emit, progress
     from slipstream.graph import load
     from slipstream.hardware import Accelerator
     from slipstream.hardware.space import SPACE, sweep_space
     from slipstream.tables import Table
 
     graph, chip = load(recording), Accelerator.load(hw)
-    found = sweep_space(graph, chip, SPACE if space is None else _space(space), zeros=zeros)
+    values = SPACE if space is None else _space(space)
+    with progress(f"chips like {chip.name}"):
+        found = sweep_space(graph, chip, values, zeros=zeros)
     rows = found.fastest()
     payload = {
         "accelerator": chip.name,

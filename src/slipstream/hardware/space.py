@@ -130,9 +130,13 @@ def chips_of(chip: Accelerator, space: Mapping[str, Sequence[float]]) -> Chips:
     for name, values in space.items():
         if name not in names:
             raise UnknownNameError("attribute of a chip", name, names)
-        if not values or not min(values) > 0:
-            what = f"{list(values)} is not a list of values above 0"
+        numbers = all(0 < value < math.inf for value in values)
+        if not values or not numbers:
+            what = f"{list(values)} is not a list of finite values above 0"
             raise InvalidArgumentError(name, what, remedy="for example [4, 8]")
+        for value in values if hasattr(chip.array, name) else ():
+            if value != int(value):
+                raise InvalidArgumentError(name, f"{value:g} is not an integer")
     if (count := math.prod(map(len, space.values()))) > _MAX_CHIPS:
         raise InvalidArgumentError("space", f"has {count:,} chips, more than {_MAX_CHIPS:,}")
     points = np.array(list(itertools.product(*space.values())), np.float64).T

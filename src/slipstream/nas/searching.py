@@ -57,11 +57,7 @@ def fit(
     """
     if sampling not in ("sandwich", "single-path"):
         raise UnknownNameError("sampling", sampling, ("sandwich", "single-path"))
-    if not callable(batches):
-        raise InvalidArgumentError(
-            "batches", f"{with_article(type(batches).__name__)} is not a function",
-            remedy="pass a function that returns the batches of an epoch: lambda: loader",
-        )  # fmt: skip
+    need_function("batches", batches, "that returns the batches of an epoch: lambda: loader")
     space, own = need_supernet(net).space, {id(p) for p in net.parameters()}
     if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
         raise InvalidArgumentError(
@@ -161,10 +157,12 @@ def search(
         store: file of the study; None to keep it in memory.
 
     Raises:
-        InvalidArgumentError: a constraint is malformed, or no sub-network satisfies it.
+        InvalidArgumentError: a constraint is malformed, or no sub-network satisfies it; or `score`
+            is not a function.
         UnknownNameError: a metric is unknown.
     """
     need_supernet(net)
+    need_function("score", score)
     metrics = {*(constraints or {}), *minimize}
     for metric in metrics - set(_METRICS):
         raise UnknownNameError("metric", metric, _METRICS)
@@ -189,6 +187,15 @@ def search(
     )  # fmt: skip
 
 
+def need_function(name: str, value: object, purpose: str = "of an exported sub-network") -> None:
+    """Raise an error unless the argument `name` is callable."""
+    if not callable(value):
+        raise InvalidArgumentError(
+            name, f"{with_article(type(value).__name__)} is not a function",
+            remedy=f"pass a function {purpose}",
+        )  # fmt: skip
+
+
 def first_failure(study: Study) -> str:
     """Return why the first failed trial of a study failed."""
     failed = (str(trial.reason) for trial in study.trials if trial.state is State.FAILED)
@@ -206,7 +213,7 @@ def _absolute(
         number = f"{value:.4g}" if metric == "latency" else str(math.floor(value))
         return f"{number} {_METRICS[metric]}".strip()
 
-    absolute = re.sub(r"(\d+\.?\d*|\.\d+)\s*x", multiple, str(text))
+    absolute = re.sub(r"((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*x", multiple, str(text))
     for limit in parse_limits({metric: absolute}, _METRICS):
         if limit.violation(least if limit.op[0] == "<" else whole):
             raise InvalidArgumentError(

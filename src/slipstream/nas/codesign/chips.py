@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from slipstream.arguments import as_integer
 from slipstream.cluster.quantity import Quantity
-from slipstream.errors import InvalidArgumentError
 from slipstream.hardware import Accelerator, Chips, LayerShape
 from slipstream.hardware.accelerator import read_table
 from slipstream.hardware.layers import OPERANDS
@@ -168,8 +167,6 @@ def _changed(base: Accelerator, values: Mapping[str, float]) -> Accelerator:
            "dram_mm2_per_byte_per_s": "dram_per_byte_per_s"}  # fmt: skip
     for name, value in values.items():
         if hasattr(chip.array, name):
-            if value != int(value):
-                raise InvalidArgumentError(f"space.{name}", f"{value:g} is not an integer")
             chip = replace(chip, array=replace(chip.array, **{name: int(value)}))
         elif name == "vector_lanes":
             chip = replace(chip, vector_lanes=int(value))

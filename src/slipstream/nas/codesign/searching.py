@@ -16,12 +16,13 @@ from torch.fx import GraphModule
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.nas.codesign.space import HardwareSpace
-from slipstream.nas.searching import calibrate
+from slipstream.nas.searching import calibrate, need_function
 from slipstream.nas.supernet import Supernet, need_supernet
 from slipstream.provenance import Provenance
 from slipstream.search import Budget, Categorical, Estimator, Space, Study, Trial, Value, study
 from slipstream.search.metrics import SCORED, Limit, parse_limits
 from slipstream.tables import Column, Field, Table
+from slipstream.units import with_article
 
 _Numbers = NDArray[np.float64]
 # Steps from the smallest to the whole network among which the first candidates are chosen.
@@ -228,6 +229,12 @@ def search(
         WorkloadError: the hardware cannot run an operator of the network.
     """
     need_supernet(net)
+    need_function("score", score)
+    if not isinstance(hardware, HardwareSpace):
+        raise InvalidArgumentError(
+            "hardware", f"{with_article(type(hardware).__name__)} is not a space of hardware",
+            remedy="for example ss.codesign.ChipSpace.load('edge')",
+        )  # fmt: skip
     if algorithm not in ("nested", "joint"):
         raise UnknownNameError("algorithm", algorithm, ("nested", "joint"))
     for metric in (*(constraints or {}), *minimize, *(exponents or {})):
