@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from slipstream.verbs.children import (
 )
 from slipstream.workload import BuiltWorkload, Workload
 
-_NONE = "no subgraph has a replacement that is faster"
+_NONE = "no faster replacement was found"
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,11 @@ def _search(
     from slipstream.surgery.fx import trace_of
     from slipstream.techniques.rewrite.regions import traced_steps
     from slipstream.techniques.rewrite.rules import RuleStore, find_rules, known_places
+    from slipstream.techniques.rewrite.timing import gains
     from slipstream.techniques.rewrite.tracing import TracingBackend
 
     built.need_model("synth rewrites")
-    store = RuleStore()
+    store, left_s = RuleStore(), budget_s
     rows: dict[str, list[Any]] = {}
 
     def search(module: Any) -> None:
@@ -133,12 +135,20 @@ def _search(
             names = ", ".join(sorted(excluded))
             backend.reasons.append(f"not searched, since random or in place: {names}")
         earlier = {rule.signature for rule in store.rules()}
-        find_rules(traced, store, max_ops=max_ops, budget_s=budget_s, report=report_progress)
+        nonlocal left_s
+        begin = time.process_time()
+        find_rules(traced, store, max_ops=max_ops, budget_s=left_s, report=report_progress)
+        left_s -= time.process_time() - begin
+        if left_s <= 0:
+            backend.reasons.append("not searched completely, since the --budget was spent")
         for place in known_places(traced, traced_steps(traced), store, built.training):
             rule = place.rule
-            sources = rule.pattern.source, rule.replacement.source
-            row = [*sources, rule.signature in earlier, 0, *rule.gains]
-            rows.setdefault(rule.signature, row)[3] += 1
+            if rule.signature not in rows:
+                sources = rule.pattern.source, rule.replacement.source
+                own = rule.specs == place.specs
+                timed = rule.gains if own else gains(rule.pattern, rule.replacement, place.specs)
+                rows[rule.signature] = [*sources, rule.signature in earlier, 0, *timed]
+            rows[rule.signature][3] += 1
 
     backend = TracingBackend(search)
     put_compiled(built.model, backend=backend, dynamic=False)

@@ -19,7 +19,7 @@ from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.graph import TensorSpec
 from slipstream.surgery.fx import trace_of
 from slipstream.technique import Context
-from slipstream.techniques.rewrite import rules
+from slipstream.techniques.rewrite import rules, timing
 from slipstream.techniques.rewrite.expression import Constant, Expression, Instruction, Ref
 from slipstream.techniques.rewrite.regions import Pattern
 from slipstream.techniques.rewrite.rules import Rule, RuleStore, find_rules, use_rules
@@ -27,6 +27,7 @@ from slipstream.techniques.rewrite.search import Enumeration
 from slipstream.techniques.rewrite.technique import Rewrite
 from slipstream.techniques.rewrite.tracing import TracingBackend
 from slipstream.techniques.rewrite.verify import why_different
+from slipstream.verbs import rewriting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, graph_of, mlp
@@ -190,6 +191,37 @@ def test_a_search_finds_rules_and_judges_them_by_time(
     assert (rule.is_faster(training=False), rule.is_faster(training=True)) == (True, False)
     monkeypatch.setattr(rules, "gains", lambda pattern, replacement, specs: (1.0, 1.0))
     assert rules._judged(replace(rule, gains=(0.0, 0.0)), store) is None
+
+
+def test_stored_rules_are_timed_at_the_sizes_of_the_model(
+    stored: RuleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "gains", lambda pattern, replacement, specs: specs[0].shape)
+    monkeypatch.setattr(rewriting, "report_progress", lambda line: None)
+    for size, gains in ((32, (3.0, 2.0)), (8, (8, 48))):
+        torch._dynamo.reset()
+
+        def sized(size: int = size) -> object:
+            return clumsy(size)
+
+        built = build(sized)
+        program = rewriting._search(built, 1, 0.0)
+        next(program)
+        built.step()
+        with pytest.raises(StopIteration) as ended:
+            next(program)
+        assert [tuple(row[4:]) for row in ended.value.value["rules"]] == [gains, gains]
+        assert "the --budget was spent" in ended.value.value["reasons"][0]
+
+
+def test_stored_rules_are_timed_again_in_another_dtype(
+    stored: RuleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "gains", lambda pattern, replacement, specs: (1.0, 1.0))
+    model = Clumsy().bfloat16()
+    replaced, _ = use_rules(model, stored)
+    model(torch.randn(32, 48).bfloat16())
+    assert replaced == []
 
 
 def test_a_rewritten_model_bears_the_uses_of_a_model(stored: RuleStore) -> None:

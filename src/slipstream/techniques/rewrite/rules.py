@@ -250,11 +250,13 @@ class Place:
 
     Attributes:
         members: indices of its operations.
+        specs: inputs of the pattern in this graph.
     """
 
     rule: Rule
     pattern: Pattern
     members: frozenset[int]
+    specs: tuple[TensorSpec, ...]
 
 
 def known_places(
@@ -262,7 +264,8 @@ def known_places(
 ) -> Iterator[Place]:
     """Yield disjoint places that rules of the store replace, large ones first.
 
-    A rule that was found with other numbers or dimensions is checked again.
+    A rule that was found with other numbers or dimensions is checked again, one with another dtype
+    also timed.
 
     Args:
         training: whether they must be faster with a backward pass, or without; None for either.
@@ -281,9 +284,11 @@ def known_places(
             specs = None if read is None else _specs(read)
             if read is None or specs is None:
                 continue
+            same_dtypes = all(a.dtype == b.dtype for a, b in zip(specs, rule.specs, strict=False))
             again = replace(
                 rule, pattern=read.expression, specs=specs,
                 replacement=replace(rule.replacement, constants=read.expression.constants),
+                gains=rule.gains if same_dtypes else (0.0, 0.0),
             )  # fmt: skip
             if again.signature not in accepted:
                 same = [i.op for i in again.pattern.instructions] == [
@@ -296,7 +301,7 @@ def known_places(
                     continue
                 accepted[again.signature] = again
             taken |= members
-            yield Place(accepted[again.signature], read, members)
+            yield Place(accepted[again.signature], read, members, specs)
             break
 
 
