@@ -11,6 +11,9 @@ import pytest
 
 import slipstream as ss
 from slipstream.errors import SlipstreamError
+from slipstream.synthesis.examples import Examples
+from slipstream.synthesis.fitness import FITNESS, Goal, States, edit_distance
+from slipstream.synthesis.guided import GuidedSearch, start
 from slipstream.synthesis.kernels import Task, run
 from slipstream_bench.systems.synthesis.tasks import random_task
 
@@ -96,3 +99,55 @@ def test_a_search_without_a_result_reports_what_it_tried() -> None:
         ss.synth.from_examples(pairs, max_length=2)
     with pytest.raises(SlipstreamError, match="no program was found"):
         ss.synth.from_examples(pairs, max_length=6, budget="10ms")
+
+
+@pytest.mark.parametrize("fitness", FITNESS)
+@pytest.mark.parametrize("is_list", [True, False])
+def test_guided_programs_meet_the_examples_within_the_limit(fitness: str, is_list: bool) -> None:
+    task = random_task(3, np.random.default_rng(1), is_list=is_list)
+    examples = Examples.of(task.pairs)
+    search = GuidedSearch(examples, FITNESS[fitness], 6, max_candidates=100_000)
+    found = search.run()
+    assert found.programs
+    assert found.candidates <= 100_000
+    for functions in found.programs:
+        assert all(ss.synth.Program(functions)(inputs) == output for inputs, output in task.pairs)
+
+
+_NONE = [([1, 2], [100, -77]), ([2, 1], [1]), ([0, 3], [-200])]
+
+
+def test_ctrl_c_ends_a_guided_search_with_the_closest_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = 0
+
+    def interrupted(states: States, goal: Goal) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return edit_distance(states, goal)
+
+    monkeypatch.setitem(FITNESS, "edit distance", interrupted)  # type: ignore[arg-type]
+    with pytest.raises(SlipstreamError, match=r"Ctrl-C ended the search; .* meets 1 of 3"):
+        ss.synth.from_examples(_NONE, max_length=6, max_candidates=200_000, fitness="edit distance")
+
+
+def test_edit_distances_of_lists_are_exact() -> None:
+    generator = np.random.default_rng(0)
+    lists = [generator.integers(-2, 3, n).tolist() for n in generator.integers(0, 21, 40)]
+    for output, value in itertools.pairwise(lists):
+        row = list(range(len(output) + 1))
+        for at, element in enumerate(value, 1):
+            new = [at]
+            for place, other in enumerate(output):
+                new.append(min(new[-1] + 1, row[place + 1] + 1, row[place] + (other != element)))
+            row = new
+        score = edit_distance(start(Examples.of([(value, output)])), Goal([output]))
+        assert score.tolist() == [-(row[-1] + 2 * (row[-1] > 0))]
+
+
+def test_an_unknown_fitness_is_named() -> None:
+    with pytest.raises(SlipstreamError, match="'oracle' is unknown"):
+        ss.synth.from_examples(_NONE, fitness="oracle")

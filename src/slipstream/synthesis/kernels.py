@@ -36,13 +36,14 @@ class Task:
         numbers, *lists = zip(*map(last_values, inputs), strict=True)
         rows = [values for pair in zip(*lists, strict=True) for values in pair]
         expected = [output if isinstance(output, list) else [output] for output in outputs]
-        self._arrays = np.array(numbers, np.int16), *_padded(rows), *_padded(expected)
+        self._arrays = np.array(numbers, np.int16), *padded(rows), *padded(expected)
         is_list = bool(outputs) and isinstance(outputs[0], list)
         pointers = map(array_pointer, self._arrays)
         self.structure = _TASK(len(inputs), len(outputs), is_list, *pointers)
 
 
-def _padded(rows: Sequence[list[int]]) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+def padded(rows: Sequence[list[int]]) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+    """Return lists, int16 [lists, 20], and their lengths."""
     lists = np.zeros((len(rows), MAX_LIST), np.int16)
     for row, values in enumerate(rows):
         lists[row, : len(values)] = values

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.errors import SlipstreamError
+from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.synthesis.examples import Examples, Inputs
+from slipstream.synthesis.fitness import FITNESS
+from slipstream.synthesis.guided import MAX_CANDIDATES, GuidedSearch
 from slipstream.synthesis.kernels import MAX_INPUTS, MAX_LENGTH, Found, Task, find_programs, run
 from slipstream.synthesis.language import FUNCTIONS, Program, Value
 from slipstream.tables import Field, Table
@@ -20,7 +22,12 @@ from slipstream.units import parse_duration_ns
 
 _PROBES = 192  # fresh inputs on which consistent programs are compared
 _IN_SEARCH = 3  # fresh inputs that tell programs apart during the search
+_EXHAUSTIVE = 5  # up to this length all programs are tried before the search is guided
+_EXHAUSTIVE_LIMITED = 3  # likewise with a limit of candidates
 _SHORT = 3  # up to this length of the shortest program, longer ones by one are searched, too
+
+
+Limits = tuple[float, int, int | None, str]
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,14 @@ class Synthesis:
     Attributes:
         rivals: programs that differ on fresh inputs, `probes`; shortest first, then by weight.
         found: number of programs tried, and their length.
-        limits: maximum seconds, length and candidates of the search.
+        limits: maximum seconds, length and candidates of the search, and its fitness.
     """
 
     rivals: tuple[Rival, ...]
     examples: Examples
     probes: tuple[Inputs, ...]
     found: Found
-    limits: tuple[float, int, int]
+    limits: Limits
 
     @property
     def program(self) -> Program:
@@ -120,47 +127,81 @@ def from_examples(
     max_length: int = 8,
     budget: str | float = "30s",
     max_candidates: int | None = None,
+    fitness: str = "learned",
 ) -> Synthesis:
     """Find the shortest program of the list language that meets examples.
 
-    Programs compute on integers from -256 to 255 and lists of at most 20 of them. All programs are
-    tried, shortest first, but only one for each state that they reach on the examples.
+    Programs compute on integers from -256 to 255 and lists of at most 20 of them. All programs up
+    to length 5 are tried, shortest first, but only one for each state that they reach on the
+    examples. Longer ones continue the states with the highest fitness. Ctrl-C ends this part and
+    returns what was found.
 
     Args:
         examples: pairs of an input and an output, an int or a list of ints each; a tuple of inputs
             is several arguments. Or a path to JSON lines with ``input`` and ``output``.
         max_length: maximum number of functions, up to 16.
         budget: time limit, such as ``"30s"``; a number is seconds.
-        max_candidates: maximum number of programs tried; None for no limit.
+        max_candidates: maximum number of programs tried; None for no limit up to length 5 and
+            3 million beyond. With a limit, all are tried only up to length 3 if longer ones are
+            allowed.
+        fitness: score of states in the guided search, "learned" or "edit distance".
 
     Raises:
         SlipstreamError: examples are not in the language or contradictory; no program was found.
+            The message names the program that meets the most examples.
     """
+    if fitness not in FITNESS:
+        raise InvalidArgumentError(
+            "fitness", f"'{fitness}' is unknown", remedy=" or ".join(FITNESS)
+        )
     seconds = parse_duration_ns(budget, "budget") / 1e9 if isinstance(budget, str) else budget
-    limits = seconds, max(1, min(max_length, MAX_LENGTH)), max_candidates or 1 << 62
+    limits = seconds, max(1, min(max_length, MAX_LENGTH)), max_candidates, fitness
     if isinstance(examples, str | Path):
         return _search(Examples.load(Path(examples)), limits)
     return _search(Examples.of(examples), limits)
 
 
-def _search(examples: Examples, limits: tuple[float, int, int]) -> Synthesis:
-    seconds, max_length, candidates = limits
+def _search(examples: Examples, limits: Limits) -> Synthesis:
+    seconds, max_length, candidates, _ = limits
     generator = np.random.default_rng(0)
     inputs = [*examples.inputs, *examples.probes(_IN_SEARCH, generator)][:MAX_INPUTS]
     search = functools.partial(
-        find_programs, Task(inputs, examples.outputs), max_candidates=candidates,
+        find_programs, Task(inputs, examples.outputs), max_candidates=candidates or 1 << 62,
         max_seconds=seconds,
     )  # fmt: skip
-    found = search(max_length)
+    is_guided = max_length > _EXHAUSTIVE
+    limited = _EXHAUSTIVE if candidates is None else _EXHAUSTIVE_LIMITED
+    found = search(limited if is_guided else max_length)
     if found.programs and len(found.programs[0]) <= min(_SHORT, max_length - 1):
         found = search(len(found.programs[0]) + 1, extra=1)
+    closest = ""
+    if not found.programs and is_guided:
+        found, closest = _guided(examples, limits, found)
     if not found.programs:
         tried = f"{found.candidates:,} were tried in {found.seconds:.2g} s"
-        what = f"no program was found; {tried}, all up to length {found.complete}"
+        what = f"no program was found; {tried}, all up to length {found.complete}{closest}"
         raise SlipstreamError(what, remedy="check the examples, or raise budget or maximum length")
     probes = examples.probes(_PROBES, generator)
     programs = [Program(functions, examples.lists) for functions in found.programs]
     return Synthesis(_rivals(programs, probes), examples, tuple(probes), found, limits)
+
+
+def _guided(examples: Examples, limits: Limits, before: Found) -> tuple[Found, str]:
+    """Continue an exhaustive search; return what was found and a text on the closest program."""
+    seconds, max_length, candidates, fitness = limits
+    limit = MAX_CANDIDATES if candidates is None else candidates - before.candidates
+    search = GuidedSearch(
+        examples, FITNESS[fitness], max_length, limit, max_seconds=seconds - before.seconds
+    )
+    found = search.run()
+    functions, met = search.closest
+    text = "; Ctrl-C ended the search" if search.interrupted else ""
+    if met:
+        text += f"; {Program(functions, examples.lists)} meets {met} of {len(examples.inputs)}"
+    return Found(
+        found.programs, found.candidates + before.candidates,
+        max(found.complete, before.complete), found.seconds + before.seconds,
+    ), text  # fmt: skip
 
 
 def _rivals(programs: list[Program], probes: list[Inputs]) -> tuple[Rival, ...]:
