@@ -12,16 +12,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 from slipstream.errors import SlipstreamError
 from slipstream.native.family import array_pointer
-from slipstream.synthesis import Synthesis, from_examples
-from slipstream.synthesis.kernels import FAMILY, Task, run
+from slipstream.synthesis import Examples, Synthesis, from_examples
+from slipstream.synthesis.fitness import FITNESS, edit_distance, learned
+from slipstream.synthesis.guided import MAX_CANDIDATES, GuidedSearch
+from slipstream.synthesis.kernels import FAMILY, Found, Task, run
 from slipstream.synthesis.language import FUNCTIONS, NAMES
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.synthesis.reference import reference
 from slipstream_bench.systems.synthesis.tasks import RandomTask, random_inputs, random_task
+from slipstream_bench.systems.synthesis.training import groups
 
 _PEER = "SLIPSTREAM_PCCODER"
 """Environment variable with the path of a checkout of PCCoder."""
@@ -36,6 +40,7 @@ def program_rows(options: BenchOptions) -> Iterator[Bar]:
     yield from _speed_rows(options)
     yield from _peer_row(options)
     yield from _search_rows(options)
+    yield from _fitness_rows(options)
     yield from _input_row(options)
 
 
@@ -223,12 +228,77 @@ def _search_rows(options: BenchOptions) -> Iterator[Bar]:
             yield at_least(bar, answered * share, 95, "%", n=number, detail=tried)
 
 
+def _fitness_rows(options: BenchOptions) -> Iterator[Bar]:
+    number = 100 if options.full else 6
+    for length in (7, 10):
+        bar = f"programs: length {length}, learned fitness over edit distance"
+        if not options.wants(bar, 12 * number):
+            continue
+        generator = np.random.default_rng(length)
+        solved = np.zeros(3)
+        seconds = []
+        for at in range(number):
+            options.progress(f"{bar}: task {at + 1} of {number}")
+            task = random_task(length, generator, is_list=at % 2 == 0, irreducible=True)
+            examples = Examples.of(task.pairs)
+            found: list[Found] = []
+            for fitness in (learned, edit_distance):
+                search = GuidedSearch(examples, fitness, length, max_seconds=600)
+                time = times_s(partial(_append, found, search), settle=0)
+                seconds.append(float(time[0]) / found[-1].candidates)
+            more = int(MAX_CANDIDATES * max(1, seconds[-2] / seconds[-1]))
+            search = GuidedSearch(examples, edit_distance, length, more, max_seconds=600)
+            found.append(found[1] if found[1].programs else search.run())
+            solved += [bool(result.programs) for result in found]
+        learned_rate, edit_rate, timed_rate = solved * 100 / number
+        ratio = float(np.median(np.array(seconds[::2]) / seconds[1::2]))
+        shown = f"{learned_rate:.0f} % of {number} tasks solved; with edit distance"
+        yield at_least(f"{bar}, equal candidates", learned_rate - edit_rate, 5, "points", n=number,
+                       detail=f"{shown} {edit_rate:.0f} %; at most 3 M each")  # fmt: skip
+        yield at_least(f"{bar}, equal CPU time", learned_rate - timed_rate, 5, "points", n=number,
+                       detail=f"{shown} {timed_rate:.0f} %, with {ratio:.2g} times the candidates"
+                       )  # fmt: skip
+    yield from _rank_row(options)
+
+
+def _append(found: list[Found], search: GuidedSearch) -> None:
+    found.append(search.run())
+
+
+def _rank_row(options: BenchOptions) -> Iterator[Bar]:
+    bar = "programs: rank correlation of learned fitness and shared functions"
+    if not options.wants(bar, 10):
+        return
+    generator = np.random.default_rng(7)
+    common: list[int] = []
+    scores: dict[str, list[float]] = {name: [] for name in FITNESS}
+    for at in range(400 if options.full else 100):
+        for goal, (states, target) in groups(generator, is_list=at % 2 == 0):
+            common += [_common(row, target.tolist()) for row in states.programs.tolist()]
+            for name, fitness in FITNESS.items():
+                scores[name] += fitness(states, goal).tolist()
+    ours, edit = (float(spearmanr(values, common).statistic) for values in scores.values())
+    detail = f"longest common subsequence with the target; edit distance {edit:.2f}"
+    yield at_least(bar, ours, 0.6, "", n=len(common), detail=detail)
+
+
+def _common(program: list[int], target: list[int]) -> int:
+    """Return the length of the longest common subsequence."""
+    row = [0] * (len(target) + 1)
+    for function in program:
+        before = 0
+        for at, other in enumerate(target, 1):
+            length = before + 1 if function == other else max(row[at], row[at - 1])
+            before, row[at] = row[at], length
+    return row[-1]
+
+
 def _search(task: RandomTask, length: int, found: list[Synthesis]) -> None:
     """Append the program that is found, if any."""
     limit = None if length <= 5 else 3_000_000
     with suppress(SlipstreamError):
         found.append(
-            from_examples(task.pairs, max_length=length, budget="60s", max_candidates=limit)
+            from_examples(task.pairs, max_length=length, budget="300s", max_candidates=limit)
         )
 
 
