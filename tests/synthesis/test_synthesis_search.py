@@ -12,10 +12,11 @@ import pytest
 import slipstream as ss
 from slipstream.errors import SlipstreamError
 from slipstream.synthesis.examples import Examples
-from slipstream.synthesis.fitness import FITNESS, Goal, States, edit_distance
+from slipstream.synthesis.fitness import FITNESS, Goal, States, edit_distance, learned
 from slipstream.synthesis.guided import GuidedSearch, start
 from slipstream.synthesis.kernels import Task, run
 from slipstream_bench.systems.synthesis.tasks import random_task
+from slipstream_bench.systems.synthesis.training import groups
 
 
 def test_programs_meet_the_examples_and_none_is_shorter() -> None:
@@ -151,3 +152,13 @@ def test_edit_distances_of_lists_are_exact() -> None:
 def test_an_unknown_fitness_is_named() -> None:
     with pytest.raises(SlipstreamError, match="'oracle' is unknown"):
         ss.synth.from_examples(_NONE, fitness="oracle")
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_the_learned_fitness_recognizes_the_way_to_the_goal(is_list: bool) -> None:
+    generator = np.random.default_rng(3)
+    is_first = [
+        learned(states, goal).argmax() == 0
+        for _ in range(20) for goal, (states, _) in groups(generator, is_list=is_list)
+    ]  # fmt: skip
+    assert np.mean(is_first) > 0.25  # chance: 1 of 16

@@ -58,7 +58,8 @@ class Goal:
         """Return whether results are as expected, bool [programs, examples]."""
         counts = self.counts if self.is_list else -1
         equal: NDArray[np.bool_] = (results.lists == self.values).all(2)
-        return equal & (results.counts == counts) & results.valid[:, None]
+        equal &= (results.counts == counts) & results.valid[:, None]
+        return equal
 
     def positions(self, lists: Ints) -> NDArray[np.uint32]:
         """Return where values occur in the outputs, as bits; `lists` is [20, examples, lists]."""
@@ -115,7 +116,7 @@ def learned(states: States, goal: Goal) -> Floats:
 @functools.cache
 def _networks() -> Mapping[str, Floats]:
     with files("slipstream.synthesis").joinpath("fitness.npz").open("rb") as file:
-        return {name: np.float32(value) for name, value in np.load(file).items()}
+        return {name: np.asarray(value, np.float32) for name, value in np.load(file).items()}
 
 
 def features(states: States, goal: Goal) -> Floats:
@@ -177,6 +178,7 @@ def _list_features(x: Ints, counts: Ints, goal: Goal) -> list[NDArray[Any]]:
     spread = np.sqrt(np.maximum(np.square(off).sum(0) / shared - mean * mean, 0))
     steps = (x[1:] == goal_x[1:] - goal_x[:-1]) & both[1:]
     own, expected = _statistics(x, counts), _statistics(goal_x, goal_counts)
+    ends: list[NDArray[Any]] = [goal_counts / MAX_LIST, *map(_log, expected[:2]), expected[8]]
     pairs = list(zip(own, expected, strict=True))
     return [
         counts / MAX_LIST, (counts - goal_counts) / 10, np.abs(counts - goal_counts) / 10,
@@ -187,8 +189,7 @@ def _list_features(x: Ints, counts: Ints, goal: Goal) -> list[NDArray[Any]]:
         *(_log(value - other) for value, other in pairs[:3]),
         *(value == other for value, other in pairs[:5]),
         *(value - other for value, other in pairs[5:]), *own[7:], _log(own[0]), _log(own[1]),
-        *(value + 0 * counts for value in (goal_counts / MAX_LIST, *map(_log, expected[:2]),
-                                           expected[8])),
+        *(value + 0 * counts for value in ends),
     ]  # fmt: skip
 
 
@@ -211,7 +212,7 @@ def _number_features(x: Ints, counts: Ints, goal: Goal) -> list[NDArray[Any]]:
 
 def _bits(values: NDArray[np.uint32]) -> Floats:
     low, high = np.uint32(1023), np.uint32(10)
-    return _BITS[values & low] + _BITS[values >> high]
+    return np.asarray(_BITS[values & low] + _BITS[values >> high], np.float32)
 
 
 _BITS = np.array([n.bit_count() for n in range(1024)], np.float32)

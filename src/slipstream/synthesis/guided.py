@@ -120,13 +120,14 @@ class GuidedSearch:
 def start(examples: Examples) -> States:
     """Return the state before the first function."""
     numbers, last, before = zip(*map(last_values, examples.inputs), strict=True)
-    arrays = [array[None] for values in (last, before) for array in padded(values)]
-    number = np.array([numbers], np.int16)
-    lists = np.zeros_like(arrays[0])
+    x, x_counts, y, y_counts = (
+        array[None] for values in (last, before) for array in padded(values)
+    )
+    number, lists = np.array([numbers], np.int16), np.zeros_like(x)
     lists[..., 0] = number
-    hashes = [_hashed(lists, np.full_like(number, -1)), *(
-        _hashed(arrays[at], arrays[at + 1]) for at in (0, 2))]  # fmt: skip
-    return States(np.zeros((1, 0), np.uint8), number, *arrays, np.stack(hashes, 1))  # type: ignore[arg-type]
+    hashes = [_hashed(lists, np.full_like(number, -1)), _hashed(x, x_counts), _hashed(y, y_counts)]
+    programs = np.zeros((1, 0), np.uint8)
+    return States(programs, number, x, x_counts, y, y_counts, np.stack(hashes, 1))
 
 
 def advanced(
@@ -152,11 +153,13 @@ def _hashed(lists: Ints, counts: Ints) -> NDArray[np.uint64]:
     words = lists.reshape(len(lists), lists.shape[1] * lists.shape[2]).view(np.uint64)
     words = np.concatenate([words, counts.astype(np.int64).view(np.uint64)], 1) * _MIX[0, 0]
     words ^= words >> np.uint64(32)
-    return words @ _MIX[1:].ravel()[: words.shape[1]]
+    result: NDArray[np.uint64] = words @ _MIX[1:].ravel()[: words.shape[1]]
+    return result
 
 
 def _identity(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a hash of whole states."""
     mixed = hashes * _MIX[0, 1:4]
     mixed ^= mixed >> np.uint64(29)
-    return mixed @ _MIX[0, 4:7]
+    result: NDArray[np.uint64] = mixed @ _MIX[0, 4:7]
+    return result

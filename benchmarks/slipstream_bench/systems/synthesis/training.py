@@ -68,12 +68,12 @@ def train(inputs: NDArray[np.float32], epochs: int = 12) -> list[NDArray[np.floa
             first = torch.zeros(64, dtype=torch.long)
             loss = torch.nn.functional.cross_entropy(scores, first)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
     with torch.no_grad():
         layers[0].weight /= scale
-        layers[0].bias -= layers[0].weight @ mean
+        layers[0].bias.sub_(layers[0].weight @ mean)
     return [value.detach().numpy() for layer in layers for value in (layer.weight.T, layer.bias)]
 
 
