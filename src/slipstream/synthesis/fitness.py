@@ -1,4 +1,4 @@
-"""How close a program's values are to the expected outputs: edit distance, and a learned score."""
+"""Fitness of programs by their values: edit distance to the outputs, and a learned score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VALUES = HIGH - LOW + 1
 
 
 class States(NamedTuple):
-    """What later functions of programs read, on all examples.
+    """Values that later functions of programs read, on all examples.
 
     Attributes:
         programs: uint8 [states, length].
@@ -88,16 +88,16 @@ def _distances(found: NDArray[np.uint32], counts: Ints, goal: Goal) -> NDArray[n
     2003, after Myers, 1999.
     """
     size = goal.counts.astype(np.uint32)[:, None]
-    one, top = np.uint32(1), np.maximum(size, 1) - np.uint32(1)
-    up, down = np.zeros_like(found[0]) + (one << size) - one, np.zeros_like(found[0])
+    bit, top = np.uint32(1), np.maximum(size, 1) - np.uint32(1)
+    up, down = np.zeros_like(found[0]) + (bit << size) - bit, np.zeros_like(found[0])
     distance = np.zeros(found[0].shape, np.int32) + goal.counts[:, None]
     for at in range(int(counts.max(initial=0))):
         equal = found[at]
         same = (((equal & up) + up) ^ up) | equal | down
         right, left = down | ~(same | up), same & up
-        change = (right >> top & one).view(np.int32) - (left >> top & one).view(np.int32)
+        change = (right >> top & bit).view(np.int32) - (left >> top & bit).view(np.int32)
         distance += change * (counts > at)
-        right, left = right << one | one, left << one
+        right, left = right << bit | bit, left << bit
         up, down = left | ~(same | right), right & same
     return np.where(goal.counts[:, None] == 0, counts, distance)
 
