@@ -130,11 +130,14 @@ class ModuleNames:
         if torch.compiler.is_compiling():
             return  # first, so that torch.compile guards on nothing of this object
 
-        # A compiled region that torch stopped compiling may leave a module that was never entered.
+        # Threads end modules in any order, and a region that torch stopped compiling may end one
+        # that was never entered.
         name = self._name(module)
-        if self._open and self._open[-1][0] == name:
-            self._open.pop()[1].__exit__(None, None, None)
-            self._entered[name].pop()
+        for at in reversed(range(len(self._open))):
+            if self._open[at][0] == name:
+                self._open.pop(at)[1].__exit__(None, None, None)
+                self._entered[name].pop()
+                break
 
 
 def module_classes(model: torch.nn.Module | None) -> dict[str, str]:
