@@ -197,7 +197,6 @@ NOT_RUN = {
             "nas space model.py:make_workload",
             "search pareto nas.db",
             "nas export nas.py:net --study nas.db -o small.py",
-            "nas search kws.py:task --board stm32f446re --latency 100ms -o kws/",
             "nas search examples/keyword_spotting.py:task --board stm32f446re --latency 60ms "
             "-o kws/",
             "nas codesign examples/codesign.py:task --hw edge --limit time<=1x --limit area<=1x",
