@@ -25,6 +25,7 @@ from slipstream.units import with_article
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 _METRICS = {**METRICS, "latency": "ms"}
+_MULTIPLE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*x\b")
 
 
 def fit(
@@ -208,12 +209,11 @@ def _absolute(
     """Return a limit with multiples of the whole model as numbers, and check it."""
     whole, least = (sizes(config)[metric] for config in (net.space.full, net.space.smallest))
 
-    def multiple(match: re.Match[str]) -> str:
-        value = float(match[1]) * whole
+    def shown(value: float) -> str:
         number = f"{value:.4g}" if metric == "latency" else str(math.floor(value))
         return f"{number} {_METRICS[metric]}".strip()
 
-    absolute = re.sub(r"((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*x", multiple, str(text))
+    absolute = absolute_limit(text, whole, shown)
     for limit in parse_limits({metric: absolute}, _METRICS):
         if limit.violation(least if limit.op[0] == "<" else whole):
             raise InvalidArgumentError(
@@ -222,6 +222,11 @@ def _absolute(
                 remedy="choose a limit in between, or search a wider space",
             )  # fmt: skip
     return absolute
+
+
+def absolute_limit(text: str, whole: float, shown: Callable[[float], str] = repr) -> str:
+    """Return a limit in which multiples such as ``0.5x`` are replaced by those of `whole`."""
+    return _MULTIPLE.sub(lambda match: shown(float(match[1]) * whole), str(text))
 
 
 def _start(net: Supernet, limits: Mapping[str, str]) -> list[dict[str, int]]:

@@ -16,12 +16,12 @@ from torch.fx import GraphModule
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.nas.codesign.space import HardwareSpace
-from slipstream.nas.searching import calibrate, need_function
+from slipstream.nas.searching import absolute_limit, calibrate, need_function
 from slipstream.nas.supernet import Supernet, need_supernet
 from slipstream.provenance import Provenance
 from slipstream.search import Budget, Categorical, Estimator, Space, Study, Trial, Value, study
 from slipstream.search.metrics import SCORED, Limit, parse_limits
-from slipstream.tables import Column, Field, Table
+from slipstream.tables import Column, Table
 from slipstream.units import with_article
 
 _Numbers = NDArray[np.float64]
@@ -68,11 +68,11 @@ class Codesign:
         self,
         net: Supernet,
         hardware: HardwareSpace,
-        limits: Sequence[Limit],
+        limits: tuple[Limit, ...],
         exponents: Mapping[str, float],
     ) -> None:
-        self.net, self.hardware = net, hardware
-        self.limits, self.exponents = tuple(limits), dict(exponents)
+        self.net, self.hardware, self.limits = net, hardware, limits
+        self.exponents = dict(exponents)
         self.study: Study
         self.trainings = 0
         self._costs: dict[tuple[int, ...], dict[str, _Numbers]] = {}
@@ -144,27 +144,22 @@ class Codesign:
                 point = self.hardware.point({**pair.hardware, name: other})
                 changes = [f"{c[point] / pair.costs[m] - 1:+.1%}" for m, c in costs.items()]
                 rows.append([name, _shown(pair.hardware[name]), _shown(other), *changes])
-        columns = [Column("change"), Column("from", "right"), Column("to", "right")]
-        columns += [Column(metric, "right") for metric in costs]
+        columns = [Column("change"), *(Column(name, "right") for name in ("from", "to", *costs))]
         layers = self.hardware.explain(self.net, pair.config, pair.point)
         return layers, Table(columns, rows, "one change of the hardware")
 
     def table(self, pairs: Sequence[Pair]) -> Table:
         """Return a table of pairs."""
-        units, field = self.hardware.metrics, Field[Pair]
-        fields = [
-            field.number("score", lambda pair: f"{pair.score:.4g}"),
-            *(
-                field.number(f"{m}, {units[m]}", lambda pair, m=m: f"{pair.costs[m]:.4g}")  # type: ignore[misc]
-                for m in units
-            ),
-            *(
-                field.number(name, lambda pair, name=name: _shown(pair.hardware[name]))  # type: ignore[misc]
-                for name in self.hardware.values
-            ),
-        ]
+        metrics, attributes = self.hardware.metrics, self.hardware.values
+        names = ["score", *(f"{name}, {unit}" for name, unit in metrics.items()), *attributes]
+        rows = [
+            [f"{pair.score:.4g}", *(f"{pair.costs[metric]:.4g}" for metric in metrics),
+             *(_shown(pair.hardware[name]) for name in attributes)]
+            for pair in pairs
+        ]  # fmt: skip
         note = f"networks scored: {self.trainings}; hardware of each: {len(self.hardware):,} points"
-        return Table.of(pairs, fields, "Pareto-optimal pairs of network and hardware", [note])
+        columns = [Column(name, "right") for name in names]
+        return Table(columns, rows, "Pareto-optimal pairs of network and hardware", [note])
 
     def _costs_of(self, config: Mapping[str, int]) -> dict[str, _Numbers]:
         key = tuple(config[name] for name in self.net.space.choices)
@@ -302,19 +297,10 @@ def _shown(value: Any) -> str:
 
 def _limits(
     hardware: HardwareSpace, base: Mapping[str, float], constraints: Mapping[str, str]
-) -> list[Limit]:
+) -> tuple[Limit, ...]:
     """Return the upper limits of costs; multiples are those of the base."""
-    limits: list[Limit] = []
-    for metric, text in constraints.items():
-        ratio = str(text).strip().removesuffix("x")
-        absolute = str(text)
-        if ratio != absolute.strip():
-            op, factor = ratio.rstrip("0123456789. ").strip(), ratio.lstrip("<>= ")
-            try:
-                absolute = f"{op} {float(factor) * base[metric]!r}"
-            except ValueError:
-                absolute = str(text)
-        limits += parse_limits({metric: absolute}, hardware.metrics)
+    absolute = {metric: absolute_limit(text, base[metric]) for metric, text in constraints.items()}
+    limits = parse_limits(absolute, hardware.metrics)
     for limit in limits:
         if limit.op[0] != "<":
             raise InvalidArgumentError(
@@ -381,7 +367,8 @@ def _product(costs: Mapping[str, Any], exponents: Mapping[str, float]) -> Any:
 
 
 def _overall(costs: Mapping[str, _Numbers]) -> _Numbers:
-    return np.prod([np.maximum(column, np.finfo(float).tiny) for column in costs.values()], axis=0)  # type: ignore[no-any-return]
+    positive = [np.maximum(column, np.finfo(float).tiny) for column in costs.values()]
+    return np.asarray(np.prod(positive, axis=0), np.float64)
 
 
 def _front(points: _Numbers) -> NDArray[np.int64]:
