@@ -51,6 +51,31 @@ class LabelledRows:
         self.positions = labelled(targets)
         return labelled_targets(targets)
 
+    def _attach(self, model: nn.Module, head: nn.Module) -> list[Any]:
+        """Register the hooks of a model and its head; return their handles."""
+        handles = [head.register_forward_pre_hook(self._gather)]
+        if self.takes_labels:
+            handles.append(model.register_forward_pre_hook(self._take_labels, with_kwargs=True))
+        return [*handles, model.register_forward_hook(self._forget, always_call=True)]
+
+    def _take_labels(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Replace ``labels=`` of the model by those of labelled tokens."""
+        labels = kwargs.get("labels")
+        return None if labels is None else (args, kwargs | {"labels": self.select(labels)})
+
+    def _gather(self, module: nn.Module, args: Any) -> Any:
+        """Gather labelled rows of the head's input, [batch, length, width] to [1, m, width]."""
+        positions = self.positions
+        if positions is None:
+            return None
+        packed = getattr(_active, "packed", None)
+        if packed is not None:
+            positions = packed.place(positions)
+        return args[0].flatten(0, -2).index_select(0, positions)[None], *args[1:]
+
+    def _forget(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.positions = None
+
 
 def labelled(targets: Tensor) -> Tensor:
     """Return the rows of flattened `targets` that are not `IGNORED`, int64 [m]."""
@@ -61,45 +86,6 @@ def labelled_targets(targets: Tensor) -> Tensor:
     """Return the targets that are not `IGNORED`, [m]; or [1, m] of [batch, length]."""
     flat = targets.reshape(-1)[labelled(targets)]
     return flat if targets.dim() == 1 else flat[None]
-
-
-class _TakeLabels:
-    """Replaces ``labels=`` of the model by those of labelled tokens."""
-
-    def __init__(self, rows: LabelledRows) -> None:
-        self.rows = rows
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        labels = kwargs.get("labels")
-        if labels is None:
-            return None
-        return args, kwargs | {"labels": self.rows.select(labels)}
-
-
-class _TakeRows:
-    """Gathers labelled rows of the head's input, [batch, length, width] to [1, m, width]."""
-
-    def __init__(self, rows: LabelledRows) -> None:
-        self.rows = rows
-
-    def __call__(self, module: nn.Module, args: Any) -> Any:
-        positions = self.rows.positions
-        if positions is None:
-            return None
-        packed = getattr(_active, "packed", None)
-        if packed is not None:
-            positions = packed.place(positions)
-        return args[0].flatten(0, -2).index_select(0, positions)[None], *args[1:]
-
-
-class _Forget:
-    """Ends a forward pass: the next one has all rows again."""
-
-    def __init__(self, rows: LabelledRows) -> None:
-        self.rows = rows
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.rows.positions = None
 
 
 def masked_head(model: nn.Module, run: Callable[[], object], targets: Tensor) -> LabelledRows:
@@ -129,7 +115,7 @@ def masked_head(model: nn.Module, run: Callable[[], object], targets: Tensor) ->
             "targets", f"{len(labelled(targets))} of {targets.numel()} tokens have a target",
             remedy=f"pass a batch in which some tokens have the target {IGNORED}",
         )  # fmt: skip
-    if any(isinstance(hook, _TakeRows) for m in model.modules()
+    if any(isinstance(getattr(hook, "__self__", None), LabelledRows) for m in model.modules()
            for hook in m._forward_pre_hooks.values()):  # fmt: skip
         raise WorkloadError("masked_head: the model computes its head at labelled tokens already")
     if isinstance(model.forward, _PackedForward):
@@ -139,22 +125,21 @@ def masked_head(model: nn.Module, run: Callable[[], object], targets: Tensor) ->
     before = outputs_of(model, run)
     found: nn.Module | None = None
     for module in reversed(_row_modules(model, run, shape)[-_MAX_TRIALS:]):
-        handles = _attach(model, module, rows)
+        handles = rows._attach(model, module)
         same = _same_rows(before, model, run, rows, targets)
         for handle in handles:
             handle.remove()
-        if not same:
-            # The decoder of a tied head may be a function: the module before it is tried.
-            if found is not None:
-                break
-            continue
-        found = module
+        if same:
+            found = module
+        elif found is not None:
+            # The decoder of a tied head may be a function: the modules before it are tried, too.
+            break
     if found is None:
         raise WorkloadError(
             "masked_head: no module turns rows of hidden states into logits independently",
             remedy="make the head a module that gets hidden states [batch, length, width]",
         )
-    _attach(model, found, rows)
+    rows._attach(model, found)
     return rows
 
 
@@ -165,13 +150,6 @@ def takes_labels(model: nn.Module) -> bool:
 
 def _arguments(model: nn.Module) -> list[str]:
     return list(inspect.signature(model.forward).parameters)
-
-
-def _attach(model: nn.Module, head: nn.Module, rows: LabelledRows) -> list[Any]:
-    handles = [head.register_forward_pre_hook(_TakeRows(rows))]
-    if rows.takes_labels:
-        handles.append(model.register_forward_pre_hook(_TakeLabels(rows), with_kwargs=True))
-    return [*handles, model.register_forward_hook(_Forget(rows), always_call=True)]
 
 
 def _row_modules(
