@@ -88,7 +88,9 @@ def curve(
             (str(point.workers), point.run_parts_ns, shared.wall)
             for point, _, shared in scaling.drawn
         ]
-        write_text(svg, curve_svg(f"{scaling.title}: time of a step", columns, RUN_PARTS))
+        write_text(
+            svg, curve_svg(f"{scaling.title}: shares of a step, by workers", columns, RUN_PARTS)
+        )
     emit_result(scaling, scaling.table(), scaling.walls_table(), as_json=as_json)
 
 
