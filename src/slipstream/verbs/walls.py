@@ -119,41 +119,6 @@ class RunWall:
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class RunTime:
-    """Parts of a run's time.
-
-    Attributes:
-        parts: nanoseconds by name: the parts of its steps, ``first block`` (its surplus over the
-            others), ``evaluation tail`` (after the last step), and others.
-    """
-
-    parts: Mapping[str, float]
-
-    @classmethod
-    def of(cls, step: Mapping[str, float], steps: float, **others_ns: float) -> RunTime:
-        """Return a run of `steps` steps and other parts, with ``_`` for spaces in their names.
-
-        Raises:
-            InvalidArgumentError: a part is negative or not a number.
-        """
-        parts = {name: ns * steps for name, ns in step.items()}
-        parts |= {name.replace("_", " "): ns for name, ns in others_ns.items()}
-        for name, ns in parts.items():
-            if not 0.0 <= ns < float("inf"):
-                raise InvalidArgumentError(name, f"{ns} is not a time")
-        return cls(parts)
-
-    @property
-    def total_ns(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def wall(self) -> str:
-        """Name of the largest part."""
-        return max(self.parts, key=lambda name: self.parts[name])
-
-
 def walls_of(
     recorded: Graph, p: Predicted, parts_ns: Mapping[str, float], plan: TrainingPlan,
     *, fixed_batch: bool, remedies: Mapping[str, Sequence[Predicted]] | None = None,

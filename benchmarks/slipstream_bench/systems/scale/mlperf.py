@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 from slipstream.cluster import Cluster
 from slipstream.errors import SlipstreamError
-from slipstream.verbs.walls import RunTime
 from slipstream_bench import datasets
 from slipstream_bench.datasets import TrainingRuns, TrainingSteps, TrainingTimes
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
-from slipstream_bench.systems.scale.training_run import Pace
+from slipstream_bench.systems.scale.training_run import Pace, RunTime
 
 _MEDIAN, _WORST, _FOUR = 15.0, 30.0, 15.0
 

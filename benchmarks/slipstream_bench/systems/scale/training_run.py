@@ -5,6 +5,7 @@ A chip's time per sample is that of the measured step, the all-reduce that of th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slipstream.cluster.cluster import Cluster
@@ -64,6 +65,41 @@ class Pace:
             "compute": compute,
             "all-reduce": _all_reduce_ns(cluster, self.gradient_bytes),
         }
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """Parts of a run's time.
+
+    Attributes:
+        parts: nanoseconds by name: the parts of its steps, ``first block`` (its surplus over the
+            others), ``evaluation tail`` (after the last step), and others.
+    """
+
+    parts: Mapping[str, float]
+
+    @classmethod
+    def of(cls, step: Mapping[str, float], steps: float, **others_ns: float) -> RunTime:
+        """Return a run of `steps` steps and other parts, with ``_`` for spaces in their names.
+
+        Raises:
+            InvalidArgumentError: a part is negative or not a number.
+        """
+        parts = {name: ns * steps for name, ns in step.items()}
+        parts |= {name.replace("_", " "): ns for name, ns in others_ns.items()}
+        for name, ns in parts.items():
+            if not 0.0 <= ns < float("inf"):
+                raise InvalidArgumentError(name, f"{ns} is not a time")
+        return cls(parts)
+
+    @property
+    def total_ns(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def wall(self) -> str:
+        """Name of the largest part."""
+        return max(self.parts, key=lambda name: self.parts[name])
 
 
 def _all_reduce_ns(cluster: Cluster, nbytes: float) -> float:
