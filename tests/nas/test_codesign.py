@@ -287,6 +287,14 @@ def test_a_processor_is_timed_by_operator_and_setting(monkeypatch: pytest.Monkey
         ProcessorSpace((1,), ("int8",))
 
 
+def test_operators_with_several_results_take_time_on_a_processor() -> None:
+    make, inputs = FAMILIES["lstm"]
+    net = Supernet(derive_space(make().eval(), inputs()))
+    values = {"threads": 1, "dtype": "float32", "batch": net_batch(net)}
+    requests = ProcessorSpace((1,))._requests(net, net.space.full, values)
+    assert "lstm" in {name.split()[-1] for name, _ in requests}
+
+
 @pytest.mark.full
 def test_the_overhead_of_a_processor_is_measured(tmp_path: Path) -> None:
     space = ProcessorSpace(

@@ -38,7 +38,7 @@ def predict_latency(
     durations = durations or Durations()
     chosen = need_supernet(net).config if config is None else net.space.checked(config)
     # The previous operator has just written the operands, and weights of small models stay cached.
-    requests = [TimingRequest(call, warm=True) for call in calls_of(net, chosen)]
+    requests = [TimingRequest(call, warm=True) for _, call in calls_of(Subnet(net, chosen))]
     durations.measure(requests)
     timings = [durations.lookup(request) for request in requests]
     failed = [r.call.name for r, timing in zip(requests, timings, strict=True) if timing is None]
@@ -50,16 +50,15 @@ def predict_latency(
     return sum(timing.nanoseconds for timing in timings if timing is not None) / 1e6
 
 
-def calls_of(net: Supernet, config: Mapping[str, int]) -> Iterator[Call]:
-    """Yield the operator calls of a sub-network, without views."""
-    subnet = Subnet(net, config)
-    for node in net.nodes:
+def calls_of(subnet: Subnet) -> Iterator[tuple[Node, Call]]:
+    """Yield the nodes of a sub-network that call operators, and their calls, without views."""
+    for node in subnet.net.nodes:
         value = node.meta.get("val")
         tensors = value if isinstance(value, (list, tuple)) else (value,)
         if subnet.runs(node) and any(isinstance(tensor, torch.Tensor) for tensor in tensors):
             call = call_of(subnet, node)
             if call is not None and not is_view(call) and op_name(node) != "dropout":
-                yield call
+                yield node, call
 
 
 def call_of(subnet: Subnet, node: Node) -> Call | None:

@@ -14,11 +14,10 @@ from slipstream.arguments import as_integer
 from slipstream.durations import Durations, TimingRequest, usable_cores
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.graph import Call
-from slipstream.graph.traffic import is_view
 from slipstream.measure import time_function
 from slipstream.nas.codesign.layers import BatchSubnet
 from slipstream.nas.codesign.space import HardwareSpace
-from slipstream.nas.latency import call_of
+from slipstream.nas.latency import calls_of
 from slipstream.nas.supernet import Supernet
 from slipstream.nas.trace import op_name, owner_of
 from slipstream.tables import Field, Table
@@ -145,19 +144,12 @@ class ProcessorSpace(HardwareSpace):
         self, net: Supernet, config: Mapping[str, int], values: Mapping[str, Any]
     ) -> list[tuple[str, TimingRequest]]:
         subnet = BatchSubnet(net, config, values["batch"])
-        found = []
-        for node in net.nodes:
-            call = call_of(subnet, node) if subnet.runs(node) else None
-            if (
-                call is not None
-                and call.outputs
-                and not is_view(call)
-                and op_name(node) != "dropout"
-            ):
-                name = f"{owner_of(node)} {op_name(node)}".strip()
-                cast = _cast(call, values["dtype"])
-                found.append((name, TimingRequest(cast, values["threads"], wall=True, warm=True)))
-        return found
+        threads, dtype = values["threads"], values["dtype"]
+        return [
+            (f"{owner_of(node)} {op_name(node)}".strip(),
+             TimingRequest(_cast(call, dtype), threads, wall=True, warm=True))
+            for node, call in calls_of(subnet)
+        ]  # fmt: skip
 
 
 def _cast(call: Call, dtype: str) -> Call:
