@@ -14,13 +14,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from slipstream.child import Child, wait_any
 from slipstream.errors import ChildError, SlipstreamError
 from slipstream.loopback import HOST, listen, new_key, same_key
 
 Frame = tuple[dict[str, Any], bytes]
+T = TypeVar("T")
 _SIZES = struct.Struct("<IQ")
 _HELLO_BYTES = 4096
 _START_S, _HELLO_S, _SEND_S, _DEATH_S = 120.0, 5.0, 15.0, 3.0
@@ -83,6 +84,16 @@ class Connection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def drained(waiting: queue.SimpleQueue[T], timeout_s: float | None) -> list[T]:
+    """Remove and return all items of a queue, waiting for the first; None for no time limit."""
+    found: list[T] = []
+    with contextlib.suppress(queue.Empty):
+        found.append(waiting.get(timeout=timeout_s))
+        while True:
+            found.append(waiting.get_nowait())
+    return found
 
 
 class Members:
@@ -169,11 +180,7 @@ class Members:
 
     def gather(self, timeout_s: float) -> list[tuple[int, Frame | ChildError]]:
         """Return frames that arrived, waiting for the first; an error if a member has ended."""
-        found: list[tuple[int, Frame | ChildError]] = []
-        with contextlib.suppress(queue.Empty):
-            found.append(self._frames.get(timeout=timeout_s))
-            while True:
-                found.append(self._frames.get_nowait())
+        found = drained(self._frames, timeout_s)
         ended = {number for number, frame in found if isinstance(frame, ChildError)}
         errors = {number: self._death(number) for number in ended if number in self._children}
         return [

@@ -12,7 +12,7 @@ from slipstream.engines.controller.host import MESSAGE_S, HostRuntime
 from slipstream.errors import ChildError, MissingExtraError
 from slipstream.files import temporary_folder
 from slipstream.ranks.launch import Host
-from slipstream.ranks.members import Frame
+from slipstream.ranks.members import Frame, drained
 
 
 class MonarchEngine:
@@ -69,12 +69,7 @@ class MonarchEngine:
             actor.post.broadcast(dict(message), payload)
 
     def gather(self, timeout_s: float) -> list[tuple[int, Frame | ChildError]]:
-        found: list[tuple[int, Frame | ChildError]] = []
-        with contextlib.suppress(queue.Empty):
-            found.append(self._events.get(timeout=timeout_s))
-            while True:
-                found.append(self._events.get_nowait())
-        return found
+        return drained(self._events, timeout_s)
 
     def stop(self, hosts: Sequence[int] | None = None) -> None:
         for host in list(self._hosts) if hosts is None else hosts:

@@ -13,7 +13,7 @@ from slipstream.engines.trials.ray_executor import end_processes, ray_module, st
 from slipstream.errors import ChildError
 from slipstream.files import temporary_folder
 from slipstream.ranks.launch import Host
-from slipstream.ranks.members import Frame
+from slipstream.ranks.members import Frame, drained
 
 
 class RayEngine:
@@ -41,7 +41,8 @@ class RayEngine:
             self._listen(host)
 
     def _listen(self, host: int) -> None:
-        self._events[self._actors[host].events.remote()] = host
+        events = self._actors[host].events.options(concurrency_group="events")
+        self._events[events.remote()] = host
 
     def send(self, host: int, message: Mapping[str, Any], payload: bytes = b"") -> None:
         if (actor := self._actors.get(host)) is not None:
@@ -72,36 +73,19 @@ class RayEngine:
             self._stack.close()
 
 
-class EventBox:
-    """Events of a host, collected until its engine asks for them."""
-
-    def __init__(self, host: int, folder: str) -> None:
-        os.environ["GLOO_SOCKET_IFNAME"] = Host().interface
-        self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self.runtime = HostRuntime(
-            host, folder, MESSAGE_S, lambda message, payload: self._waiting.put((message, payload))
-        )
-
-    def take(self) -> list[Frame]:
-        """Return all events, waiting for the first."""
-        found = [self._waiting.get()]
-        while not self._waiting.empty():
-            found.append(self._waiting.get())
-        return found
-
-
 class _HostActor:
     """A host in Ray: `post` runs in order in one thread, `events` in another."""
 
     def __init__(self, host: int, folder: str) -> None:
-        self._box = EventBox(host, folder)
+        os.environ["GLOO_SOCKET_IFNAME"] = Host().interface
+        self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._runtime = HostRuntime(
+            host, folder, MESSAGE_S, lambda message, payload: self._waiting.put((message, payload))
+        )
 
     def post(self, message: dict[str, Any], payload: bytes) -> None:
-        self._box.runtime.post(message, payload)
+        self._runtime.post(message, payload)
 
     def events(self) -> list[Frame]:
-        return self._box.take()
-
-
-# What `ray.method(concurrency_group="events")` sets, without importing Ray.
-_HostActor.events.__ray_concurrency_group__ = "events"  # type: ignore[attr-defined]
+        """Return all events, waiting for the first."""
+        return drained(self._waiting, None)

@@ -12,7 +12,7 @@ import numpy as np
 from slipstream import native
 from slipstream.engines.controller.tracing import TracedProgram
 from slipstream.errors import ChildError, UsageError
-from slipstream.ranks.members import Frame
+from slipstream.ranks.members import Frame, drained
 
 _LAUNCHES = 4
 
@@ -143,13 +143,7 @@ class SimEngine:
         self._events.put((host, (answer, b"")))
 
     def gather(self, timeout_s: float) -> list[tuple[int, Frame | ChildError]]:
-        try:
-            found = [self._events.get(timeout=timeout_s)]
-        except queue.Empty:
-            return []
-        while not self._events.empty():
-            found.append(self._events.get())
-        return found
+        return drained(self._events, timeout_s)
 
     def stop(self, hosts: Sequence[int] | None = None) -> None:
         pass
