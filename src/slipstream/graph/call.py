@@ -47,6 +47,17 @@ class TensorSpec:
         """Return the tensor in another dtype."""
         return replace(self, dtype=dtype)
 
+    def resized(self, shape: Sequence[int]) -> TensorSpec:
+        """Return a dense tensor of another shape, with dimensions in the same order in memory.
+
+        Dimensions with stride 0 stay expanded.
+        """
+        strides, size = [0] * len(shape), 1
+        for axis in sorted(range(len(shape)), key=lambda axis: (self.strides[axis], -axis)):
+            if self.strides[axis]:
+                strides[axis], size = size, size * shape[axis]
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
+
 
 Argument = Any
 """A `TensorSpec`, a list of them, or a JSON scalar or list."""

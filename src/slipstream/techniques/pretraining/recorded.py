@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,7 @@ class Rows:
     def spec(self, spec: TensorSpec) -> TensorSpec:
         """Return a tensor with the remaining rows, with dimensions in the same order in memory."""
         shape = self.shape(spec.shape)
-        if shape == spec.shape:
-            return spec
-        strides, size = [0] * len(shape), 1
-        for axis in sorted(range(len(shape)), key=lambda a: (spec.strides[a], -a)):
-            strides[axis] = size if spec.strides[axis] else 0
-            size *= shape[axis] if spec.strides[axis] else 1
-        return replace(spec, shape=shape, strides=tuple(strides))
+        return spec if shape == spec.shape else spec.resized(shape)
 
     def call(self, call: Call) -> Call:
         """Return a call on the remaining rows."""

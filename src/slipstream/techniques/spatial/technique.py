@@ -356,7 +356,8 @@ def _on_tile(call: Call, grid: tuple[int, int], extents: set[tuple[int, ...]]) -
     def tile(spec: TensorSpec) -> TensorSpec:
         if len(spec.shape) != 4 or spec.shape[-2:] not in extents or spec.shape[-2:] == (1, 1):
             return spec
-        return _resized(spec, [-(-n // t) for n, t in zip(spec.shape[-2:], grid, strict=True)])
+        size = (-(-n // t) for n, t in zip(spec.shape[-2:], grid, strict=True))
+        return spec.resized((*spec.shape[:-2], *size))
 
     weight = -1
     if call.name in ("aten::convolution", "aten::convolution_backward"):
@@ -374,10 +375,11 @@ def _on_tile(call: Call, grid: tuple[int, int], extents: set[tuple[int, ...]]) -
             (n - 1) * w.stride + w.dilation * (w.kernel - 1) + 1
             for n, w in zip(gradient.shape[-2:], windows, strict=True)
         ]
-        if tile(call.arguments[position]) is call.arguments[position]:
+        image = call.arguments[position]
+        if tile(image) is image:
             return None
         # The halo contains the padding.
-        arguments[position] = _resized(call.arguments[position], size)
+        arguments[position] = image.resized((*image.shape[:-2], *size))
         arguments[columns[2]] = tuple(0 for _ in call.arguments[columns[2]])
         if position and len(call.outputs[0].shape) == 4 and weight < 0:
             outputs = (arguments[position], *outputs[1:])
@@ -387,14 +389,3 @@ def _on_tile(call: Call, grid: tuple[int, int], extents: set[tuple[int, ...]]) -
                 outputs = (arguments[position], *outputs[1:])
     tiled = Call(call.op, tuple(arguments), outputs)
     return None if tiled == call else tiled
-
-
-def _resized(spec: TensorSpec, size: Sequence[int]) -> TensorSpec:
-    """Return a tensor of another height and width, in the same memory format."""
-    shape = (*spec.shape[:-2], *size)
-    strides, step = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=lambda d: (spec.strides[d], -d)):
-        if spec.strides[dim]:
-            strides[dim] = step
-            step *= shape[dim]
-    return replace(spec, shape=shape, strides=tuple(strides))
