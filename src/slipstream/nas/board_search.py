@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from slipstream.ship import DoesNotFitError, boards
 from slipstream.ship.boards import Board, Fit
 from slipstream.ship.export import quantize_model, write_network
 from slipstream.ship.export.modules import load_model
-from slipstream.ship.firmware import export_firmware, forecast
+from slipstream.ship.firmware import Forecast, export_firmware, forecast
 from slipstream.ship.stability.int8 import as_int8, following_norms
 from slipstream.tables import Table
 from slipstream.units import format_bytes
@@ -100,7 +101,10 @@ def _keeps(footprint: Footprint, config: Mapping[str, Any], limits: Mapping[str,
 
 
 def _costs(footprint: Footprint, config: Mapping[str, Any]) -> dict[str, float]:
-    found = footprint.predict(config, plan_s=0.0)
+    return _by_limit(footprint.predict(config, plan_s=0.0))
+
+
+def _by_limit(found: Forecast) -> dict[str, float]:
     return {"ram": found.ram, "flash": found.flash, "instructions": found.instructions}
 
 
@@ -131,8 +135,7 @@ def nearest_in_file(
 def _shortage(footprint: Footprint, board: Board, limits: Mapping[str, float]) -> str:
     """Describe what the smallest network needs beyond the limits."""
     found = footprint.predict(footprint.net.space.smallest)
-    needs = {"ram": found.ram, "flash": found.flash, "instructions": found.instructions}
-    peaks = Fit(board, found).peaks()
+    needs, peaks = _by_limit(found), Fit(board, found).peaks()
     rows = {"ram": "RAM", "flash": "flash", "instructions": "latency"}
     over = [
         f"{_shown(board, name, needs[name])} of {rows[name]} (largest at {peaks[rows[name]]}), and "
@@ -214,7 +217,7 @@ class BoardResult:
             f"{self.fit.forecast.firmware.program.macs:,} multiply-accumulates",
             f"{len(trained)} trainings, all of networks that fit",
         ]
-        return [Table(table.columns, table.rows, table.title, notes=[*notes, *table.notes])]
+        return [replace(table, notes=[*notes, *table.notes])]
 
 
 def _trained(study: Study) -> list[Trial]:
@@ -278,13 +281,10 @@ def search_for_board(
         train_classifier(module, train, max(1, round(run.fidelity)), seed=seed, augment=augment)
         return {"accuracy": int8_accuracy(module, valid), **_costs(footprint, config)}
 
-    def costs(config: Mapping[str, Any]) -> dict[str, float]:
-        return _costs(footprint, config)
-
     found = study(
         "board", footprint.space, {"accuracy": "max"},
         estimator=Estimator(evaluate, {"accuracy": "", **_UNITS}),
-        analytic=[Estimator(costs, _UNITS, Provenance.SIMULATED)],
+        analytic=[Estimator(partial(_costs, footprint), _UNITS, Provenance.SIMULATED)],
         constraints={name: f"<= {limit:.0f} {_UNITS[name]}" for name, limit in limits.items()},
         strategy=FittingEvolution(pool, lambda c: _keeps(footprint, c.values, limits)),
         rungs=Asha(max(1.0, epochs / 9), epochs), seed=seed, store=store,
