@@ -98,8 +98,7 @@ class Tiles(RankSum):
         for axis, (extent, window) in enumerate(zip(size, windows, strict=True)):
             needs = window.needs(extent, self.shape[axis])
             owned = spans(extent, self.shape[axis])
-            arguments = (self, axis, needs, owned, extent, fill)
-            x = _Halo.apply(x, *arguments)
+            x = _Halo.apply(x, self, axis, needs, owned, fill)
         return x
 
     def whole_image(self, x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
@@ -129,29 +128,19 @@ class _Halo(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, tiles: Tiles, axis: int, needs: Spans, owned: Spans, size: int,
-        fill: float,
-    ) -> torch.Tensor:  # fmt: skip
-        ctx.tiles, ctx.dim = tiles, axis - 2
-        ctx.line, at = tiles.line(axis), tiles.place[axis]
-        low, high = needs[at]
-        ctx.own = owned[at]
-        ctx.sent = {n: overlap(owned[at], needs[n]) for n in range(len(needs)) if n != at}
-        ctx.received = {
-            n: (max(low, begin), min(high, end)) for n, (begin, end) in enumerate(owned)
-        }
-        inside = [(n, begin, end) for n, (begin, end) in ctx.received.items() if begin < end]
-        ctx.low, ctx.at, ctx.shape = low, at, x.shape
+        ctx: Any, x: torch.Tensor, tiles: Tiles, axis: int, needs: Spans, owned: Spans, fill: float
+    ) -> torch.Tensor:
+        ctx.tiles, ctx.line, ctx.at, ctx.dim = tiles, tiles.line(axis), tiles.place[axis], axis - 2
+        (ctx.low, high), ctx.own = needs[ctx.at], owned[ctx.at]
+        # By tile of the line: rows of this one that it needs, and rows that this one needs of it.
+        ctx.sent, ctx.received = _overlaps(ctx.own, needs), _overlaps(needs[ctx.at], owned)
         rows = x.transpose(ctx.dim, 0)
-        out = rows.new_full((high - low, *rows.shape[1:]), fill)
-        sends = {
-            n: rows[a - ctx.own[0] : b - ctx.own[0]] for n, (a, b) in ctx.sent.items() if a < b
-        }
-        receives = {n: out[a - low : b - low] for n, a, b in inside if n != at}
+        out = rows.new_full((high - ctx.low, *rows.shape[1:]), fill)
+        sends = {n: rows[a - ctx.own[0] : b - ctx.own[0]] for n, (a, b) in ctx.sent.items()}
+        receives = {n: out[a - ctx.low : b - ctx.low] for n, (a, b) in ctx.received.items()}
         _swap(ctx, sends, receives)
-        a, b = ctx.received[at]
-        if a < b:
-            out[a - low : b - low] = rows[a - ctx.own[0] : b - ctx.own[0]]
+        if ctx.at in sends:
+            receives[ctx.at].copy_(sends[ctx.at])
         return out.transpose(ctx.dim, 0)
 
     @staticmethod
@@ -159,27 +148,26 @@ class _Halo(torch.autograd.Function):
         rows = gradients[0].transpose(ctx.dim, 0)
         begin, end = ctx.own
         total = rows.new_zeros((end - begin, *rows.shape[1:]))
-        a, b = ctx.received[ctx.at]
-        if a < b:
-            total[a - begin : b - begin] = rows[a - ctx.low : b - ctx.low]
-        sends = {
-            n: rows[a - ctx.low : b - ctx.low]
-            for n, (a, b) in ctx.received.items()
-            if n != ctx.at and a < b
-        }
+        sends = {n: rows[a - ctx.low : b - ctx.low] for n, (a, b) in ctx.received.items()}
         receives = {
-            n: rows.new_empty((b - a, *rows.shape[1:])) for n, (a, b) in ctx.sent.items() if a < b
+            n: sends[n] if n == ctx.at else rows.new_empty((b - a, *rows.shape[1:]))
+            for n, (a, b) in ctx.sent.items()
         }
         _swap(ctx, sends, receives)
-        for n, part in receives.items():
-            a, b = ctx.sent[n]
-            total[a - begin : b - begin] += part
-        return (total.transpose(ctx.dim, 0), *[None] * 6)
+        for n, (a, b) in ctx.sent.items():
+            total[a - begin : b - begin] += receives[n]
+        return (total.transpose(ctx.dim, 0), *[None] * 5)
+
+
+def _overlaps(span: tuple[int, int], others: Spans) -> dict[int, tuple[int, int]]:
+    """Return the rows that `span` shares with others, by number, if any."""
+    shared = {n: overlap(span, other) for n, other in enumerate(others)}
+    return {n: (begin, end) for n, (begin, end) in shared.items() if begin < end}
 
 
 def _swap(ctx: Any, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> None:
-    """Exchange rows with other tiles of the line, by their number in it."""
+    """Exchange rows with the other tiles of the line, by their number in it."""
     ranks: ProcessGroup = ctx.tiles.ranks
-    sent = {ctx.line[n]: part.contiguous() for n, part in sends.items()}
-    received = {ctx.line[n]: part for n, part in receives.items()}
+    sent = {ctx.line[n]: part.contiguous() for n, part in sends.items() if n != ctx.at}
+    received = {ctx.line[n]: part for n, part in receives.items() if n != ctx.at}
     ranks.run("a halo exchange", lambda: ranks.wire.swap(sent, received))
