@@ -210,8 +210,8 @@ class Expression:
 
 
 @cache
-def function_of(op: str) -> Callable[..., Any]:
-    """Return the function that an instruction calls.
+def function_of(op: str) -> Any:
+    """Return the function of `FUNCTIONS`, or the ATen operator, that an instruction calls.
 
     Raises:
         AttributeError: this torch has no such operator.
@@ -219,8 +219,7 @@ def function_of(op: str) -> Callable[..., Any]:
     if op in FUNCTIONS:
         return FUNCTIONS[op].call
     name, _, overload = op.partition(".")
-    found: Callable[..., Any] = getattr(getattr(torch.ops.aten, name), overload)
-    return found
+    return getattr(getattr(torch.ops.aten, name), overload)
 
 
 @cache
@@ -228,7 +227,7 @@ def is_view(op: str) -> bool:
     """Whether the instruction only makes a view."""
     if op in FUNCTIONS:
         return FUNCTIONS[op].is_view
-    returned = str(function_of(op)._schema).rpartition("->")[2]  # type: ignore[attr-defined]
+    returned = str(function_of(op)._schema).rpartition("->")[2]
     return "(a" in returned or op.startswith(("_unsafe_view", "detach"))
 
 
@@ -242,7 +241,7 @@ def call(
     function, keywords = function_of(instruction.op), dict[str, Any]()
     arguments = [_value(argument, values, constants) for argument in instruction.arguments]
     if instruction.op not in FUNCTIONS:
-        schema = function._schema.arguments  # type: ignore[attr-defined]
+        schema = function._schema.arguments
         if sizes and instruction.op.partition(".")[0] in _SHAPED:
             arguments[1] = [sizes.get(extent, extent) for extent in arguments[1]]
         count = sum(not argument.kwarg_only for argument in schema)

@@ -265,8 +265,8 @@ def pattern_of(
     place: dict[Node, Ref] = {}
 
     def base(node: Node) -> Node:
-        while not _is_maker(node, inside) and _viewed(node) is not None:
-            node = _viewed(node)  # type: ignore[assignment]
+        while not _is_maker(node, inside) and (source := _viewed(node)) is not None:
+            node = source
         return node
 
     def argument(value: Any, kind: str) -> Any:
@@ -296,7 +296,7 @@ def pattern_of(
             place[node] = place[node_read]
             return place[node]
         if getattr(node.target, "__name__", "") == "getitem":
-            place[node] = visit(node.args[0])  # type: ignore[arg-type]
+            place[node] = visit(node.all_input_nodes[0])
             return place[node]
         target: Any = node.target
         arguments = tuple(
@@ -362,8 +362,8 @@ def _with_view(node: Node) -> Node:
     """Return the node of the first value, `node` or its only view, that users read."""
     users = list(node.users)
     if len(users) == 1 and _viewed(users[0]) is node:
-        name = users[0].target._opname  # type: ignore[union-attr]
-        if name in ("view", "_unsafe_view"):
+        target: Any = users[0].target
+        if target._opname in ("view", "_unsafe_view"):
             return users[0]
     return node
 
