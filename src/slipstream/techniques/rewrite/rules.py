@@ -111,7 +111,7 @@ class RuleStore:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or cache_folder() / f"rewrites-{machine_key()}.json"
-        self._verdicts: dict[str, dict[str, tuple[Rule, str | None]]] = {}
+        self._verdicts: dict[tuple[str, str], tuple[Rule, str | None]] = {}
         self.added: list[Any] = []
         if not self._path.exists():
             return
@@ -125,16 +125,15 @@ class RuleStore:
             ) from error  # fmt: skip
 
     def _insert(self, rule: Rule, refuted: str | None) -> None:
-        self._verdicts.setdefault(rule.signature, {})[rule.replacement.key] = rule, refuted
+        self._verdicts[rule.signature, rule.replacement.key] = rule, refuted
 
     def rules(self) -> list[Rule]:
         """Return the accepted rules."""
-        every = (verdict for verdicts in self._verdicts.values() for verdict in verdicts.values())
-        return [rule for rule, refuted in every if refuted is None]
+        return [rule for rule, refuted in self._verdicts.values() if refuted is None]
 
     def is_refuted(self, rule: Rule) -> bool:
         """Whether a check refuted the replacement before."""
-        _, refuted = self._verdicts.get(rule.signature, {}).get(rule.replacement.key, (rule, None))
+        _, refuted = self._verdicts.get((rule.signature, rule.replacement.key), (rule, None))
         return refuted is not None
 
     def add(self, rule: Rule, refuted: str | None = None) -> None:
@@ -146,7 +145,7 @@ class RuleStore:
         """Add the `added` verdicts of another process, and write the file."""
         for value, refuted in added:
             self._insert(Rule.from_json(value), refuted)
-        every = (verdict for verdicts in self._verdicts.values() for verdict in verdicts.values())
+        every = self._verdicts.values()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_text(self._path, json.dumps([[r.to_json(), refuted] for r, refuted in every]))
 
