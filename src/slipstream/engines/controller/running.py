@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.engines.controller.controller import Controller
 from slipstream.engines.controller.launches import LaunchFuture
-from slipstream.engines.controller.simulating import ControlCosts, ControlPrediction, predict_launch
+from slipstream.engines.controller.simulating import ControlPrediction, predict_launch
 from slipstream.engines.controller.timeline import launch_graph
 from slipstream.engines.controller.tracing import TracedProgram
 from slipstream.errors import SlipstreamError, UsageError, WorkloadError
@@ -158,9 +158,7 @@ def run_program(
     )  # fmt: skip
 
 
-def plan_program(
-    target: str, hosts: int, devices: int, compute_ns: float, costs: ControlCosts | None = None
-) -> ControlPlan:
+def plan_program(target: str, hosts: int, devices: int, compute_ns: float) -> ControlPlan:
     """Place a program on hosts without starting them, and predict its launches.
 
     Args:
@@ -182,7 +180,7 @@ def plan_program(
             rows.append((node.name, value.on.name, span, value.shape, moved))
         return ControlPlan(
             program.name, hosts, tuple(rows), 2 * len(program.hosts),
-            predict_launch(program, compute_ns, costs),
+            predict_launch(program, compute_ns),
         )  # fmt: skip
 
 

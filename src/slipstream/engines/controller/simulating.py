@@ -53,13 +53,13 @@ class ControlPrediction:
 
 def predict_launch(
     program: TracedProgram,
-    compute_ns: float | Mapping[str, float] = 0.0,
+    compute_ns: float = 0.0,
     costs: ControlCosts | None = None,
 ) -> ControlPrediction:
     """Simulate consecutive launches of a program whose slices are bound.
 
     Args:
-        compute_ns: time of a device per node, or by function name.
+        compute_ns: time of a device per computation.
         costs: of control; defaults are assumed.
 
     Raises:
@@ -82,14 +82,10 @@ def predict_launch(
         return len(tasks) - 1
 
     for node in program.nodes:
-        computes = 0.0
-        if node.kind == "compute":
-            shared = not isinstance(compute_ns, Mapping)
-            computes = float(compute_ns) if shared else compute_ns.get(node.name, 0.0)  # type: ignore[union-attr, arg-type]
         ran: dict[int, int] = {}
         for host in {*node.on.hosts, *(host for value in node.outputs for host in value.on.hosts)}:
             prepared = add(2 + 2 * index[host], costs.prepare_ns)
-            ran[host] = add(3 + 2 * index[host], computes)
+            ran[host] = add(3 + 2 * index[host], compute_ns if node.kind == "compute" else 0.0)
             edges += [(index[host], prepared, costs.latency_ns), (prepared, ran[host], 0.0)]
         for value in node.inputs:
             before = done.get(value.number, {})
