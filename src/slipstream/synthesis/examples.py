@@ -87,7 +87,7 @@ class Examples:
         Raises:
             SlipstreamError: the file cannot be read, a line is not an example, or see `of`.
         """
-        rows: dict[str, tuple[Inputs, Value]] = {}
+        rows: dict[str, tuple[Any, Any]] = {}
         for number, line in enumerate(read_bytes(path).splitlines(), 1):
             place = f"{path}:{number}"
             if line.strip():
@@ -99,7 +99,7 @@ class Examples:
                     what = "not an object with the fields 'input' (or 'inputs') and 'output'"
                     raise SlipstreamError(what, where=place, remedy=_FORMAT) from None
         inputs, outputs = (tuple(row[n] for row in rows.values()) for n in (0, 1))
-        return cls(inputs, outputs, tuple(rows))  # type: ignore[arg-type]
+        return cls(inputs, outputs, tuple(rows))
 
     def probes(self, count: int, generator: np.random.Generator) -> list[Inputs]:
         """Return random inputs with lengths and values in the range of the examples'."""
@@ -107,13 +107,13 @@ class Examples:
         return [tuple(_like(column, generator) for column in columns) for _ in range(count)]
 
 
-def _example(row: Any) -> tuple[Inputs, Value]:
-    if not isinstance(row, dict) or "output" not in row:
+def _example(row: Any) -> tuple[Any, Any]:
+    if not isinstance(row, dict):
         raise LookupError
-    inputs = row.get("inputs", [])
-    return (tuple(inputs) if isinstance(inputs, list) and inputs else (row["input"],)), row[
-        "output"
-    ]
+    inputs = row.get("inputs")
+    if isinstance(inputs, list) and inputs:
+        return tuple(inputs), row["output"]
+    return (row["input"],), row["output"]
 
 
 def _like(values: Sequence[Value], generator: np.random.Generator) -> Value:

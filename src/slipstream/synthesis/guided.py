@@ -79,8 +79,9 @@ class GuidedSearch:
             states = States(*map(np.concatenate, zip(*(new for new, _ in parts), strict=True)))
             found, rows = np.unique(_identity(states.hashes), return_index=True)
             seen = np.union1d(seen, found)
-            width = self._remaining() // (len(FUNCTIONS) * max(1, self.max_length - length))
-            if len(rows) > (width := max(1, width)):
+            further = len(FUNCTIONS) * max(1, self.max_length - length)
+            width = max(1, self._remaining() // further)
+            if len(rows) > width:
                 rows = rows[np.argpartition(-scores[rows], width)[:width]]
                 is_complete = False
             states = states.rows(rows)
@@ -112,9 +113,9 @@ class GuidedSearch:
         found, first = np.unique(_identity(states.hashes), return_index=True)
         places = np.minimum(np.searchsorted(seen, found), len(seen) - 1)
         states = states.rows(first[seen[places] != found])
-        return states, self.fitness(states, self._goal) if len(states.programs) else np.zeros(
-            0, np.float32
-        )
+        if not len(states.programs):
+            return states, np.zeros(0, np.float32)
+        return states, self.fitness(states, self._goal)
 
 
 def start(examples: Examples) -> States:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ _IN_SEARCH = 3  # fresh inputs that tell programs apart during the search
 _EXHAUSTIVE = 5  # up to this length all programs are tried before the search is guided
 _EXHAUSTIVE_LIMITED = 3  # likewise with a limit of candidates
 _SHORT = 3  # up to this length of the shortest program, longer ones by one are searched, too
-
 
 Limits = tuple[float, int, int | None, str]
 
@@ -80,9 +79,9 @@ class Synthesis:
         """Return the inputs whose output tells most rivals apart; None if there is one program."""
 
         def agreement(probe: int) -> float:
-            weights: Counter[str] = Counter()
+            weights: defaultdict[str, float] = defaultdict(float)
             for rival in self.rivals:
-                weights[rival.results[probe]] += rival.weight  # type: ignore[assignment]
+                weights[rival.results[probe]] += rival.weight
             return max(weights.values())
 
         if len(self.rivals) < 2:
@@ -206,7 +205,7 @@ def _guided(examples: Examples, limits: Limits, before: Found) -> tuple[Found, s
 
 def _rivals(programs: list[Program], probes: list[Inputs]) -> tuple[Rival, ...]:
     """Group programs, shortest first, by their results on probes."""
-    weights: dict[tuple[str, ...], float] = {}
+    weights: defaultdict[tuple[str, ...], float] = defaultdict(float)
     shortest: dict[tuple[str, ...], Program] = {}
     tasks = [Task(probes[at : at + MAX_INPUTS]) for at in range(0, len(probes), MAX_INPUTS)]
     for program in programs:
@@ -214,8 +213,7 @@ def _rivals(programs: list[Program], probes: list[Inputs]) -> tuple[Rival, ...]:
         parts = [(run(task, row), task.inputs) for task in tasks]
         results = tuple(repr(part.value(0, at)) for part, size in parts for at in range(size))
         shortest.setdefault(results, program)
-        weight = float(len(FUNCTIONS)) ** -len(program.functions)
-        weights[results] = weights.get(results, 0.0) + weight
+        weights[results] += float(len(FUNCTIONS)) ** -len(program.functions)
     total = sum(weights.values())
     ordered = sorted(weights, key=lambda key: (len(shortest[key].functions), -weights[key]))
     return tuple(Rival(shortest[key], weights[key] / total, key) for key in ordered)
