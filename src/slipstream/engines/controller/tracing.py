@@ -237,7 +237,7 @@ class TracedProgram:
         self.outputs: dict[str, TracedValue] = {}
         self.examples: dict[str, torch.Tensor] = {}
         self.carried: list[str] = []
-        self._placed: dict[tuple[int, int, Sharding], TracedValue] = {}
+        self._placed: dict[tuple[int, DeviceSlice, Sharding], TracedValue] = {}
         self._token: Any = None
 
     def __enter__(self) -> TracedProgram:
@@ -297,7 +297,7 @@ class TracedProgram:
 
     @property
     def slices(self) -> list[DeviceSlice]:
-        return list({id(value.on): value.on for value in self.values}.values())
+        return list(dict.fromkeys(value.on for value in self.values))
 
     @property
     def hosts(self) -> list[int]:
@@ -346,13 +346,12 @@ class TracedProgram:
     def to_json(self) -> dict[str, Any]:
         """Return the program with its slices' bindings, as JSON for hosts."""
         slices = self.slices
-        index = {id(part): number for number, part in enumerate(slices)}
+        index = {part: number for number, part in enumerate(slices)}
         return {
             "name": self.name,
             "slices": [part.binding for part in slices],
             "values": [
-                [value.shape, value.dtype, index[id(value.on)], value.sharding.kind,
-                 value.sharding.dim]
+                [value.shape, value.dtype, index[value.on], value.sharding.kind, value.sharding.dim]
                 for value in self.values
             ],
             "nodes": [
@@ -363,7 +362,7 @@ class TracedProgram:
                         else {"constant": item}
                         for item in node.arguments
                     ],
-                    "constants": node.constants, "sums": node.sums, "slice": index[id(node.on)],
+                    "constants": node.constants, "sums": node.sums, "slice": index[node.on],
                     "outputs": [value.number for value in node.outputs],
                 }
                 for node in self.nodes
@@ -419,7 +418,7 @@ class TracedProgram:
         self._need_own(value)
         if value.on is on and value.sharding == sharding:
             return value
-        key = value.number, id(on), sharding
+        key = value.number, on, sharding
         if key in self._placed:
             return self._placed[key]
         if sharding == PARTIAL:
