@@ -28,7 +28,7 @@ class LAMB(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Update all parameters."""
         for group in self.param_groups:
             (beta1, beta2), eps = group["betas"], group["eps"]

@@ -14,34 +14,9 @@ from known_durations import context_for, timed_by_bytes
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.techniques.pretraining import FusedLAMB, lamb
 from slipstream.techniques.pretraining.technique import FusedLamb
+from slipstream_bench.encoders import LAMB
 
 SHAPES = ((70, 33), (77,), (5,))
-
-
-class LAMB(torch.optim.Optimizer):
-    """The equations of You et al., one tensor at a time."""
-
-    def __init__(self, params: Any, lr: float = 1e-2, weight_decay: float = 0.01) -> None:
-        super().__init__(
-            params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": weight_decay}
-        )
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            (beta1, beta2), decay = group["betas"], group["weight_decay"]
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state.update(
-                        step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p)
-                    )
-                state["step"] = t = state["step"] + 1
-                state["exp_avg"] = m = beta1 * state["exp_avg"] + (1 - beta1) * p.grad
-                state["exp_avg_sq"] = v = beta2 * state["exp_avg_sq"] + (1 - beta2) * p.grad**2
-                u = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + group["eps"]) + decay * p
-                ratio = p.norm() / u.norm() if decay and p.norm() > 0 and u.norm() > 0 else 1.0
-                p.sub_(group["lr"] * ratio * u)
 
 
 def parameters(dtype: torch.dtype) -> list[dict[str, Any]]:
@@ -60,7 +35,10 @@ def test_two_hundred_updates_equal_those_in_float64(
     if not compiled:
         monkeypatch.setattr(lamb, "why_no_compiler", lambda: "none is installed")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    ours, exact = FusedLAMB(parameters(torch.float32), lr=1e-2), LAMB(parameters(torch.float64))
+    ours, exact = (
+        kind(parameters(dtype), lr=1e-2)
+        for kind, dtype in ((FusedLAMB, torch.float32), (LAMB, torch.float64))
+    )
     generator = torch.Generator().manual_seed(1)
     pairs = [
         (p, q)
@@ -87,7 +65,7 @@ def test_gradients_are_clipped_by_their_common_norm() -> None:
 
 
 def test_state_survives_saving_and_replacing_a_users_lamb() -> None:
-    theirs = LAMB(parameters(torch.float32))
+    theirs = LAMB(parameters(torch.float32), lr=1e-2)
     for group in theirs.param_groups:
         for p in group["params"]:
             p.grad = torch.ones_like(p)
@@ -104,7 +82,7 @@ def test_state_survives_saving_and_replacing_a_users_lamb() -> None:
 
 def with_lamb() -> Any:
     model, batch, loss, _ = plain()
-    return model, batch, loss, LAMB(model.parameters())
+    return model, batch, loss, LAMB(model.parameters(), lr=1e-2)
 
 
 def test_technique_replaces_the_users_lamb() -> None:
@@ -124,7 +102,7 @@ def test_technique_replaces_the_users_lamb() -> None:
 class Uncorrected(LAMB):
     """The correction of bias is that of the thousandth update."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
@@ -135,7 +113,7 @@ class Uncorrected(LAMB):
 class Limited(LAMB):
     """Gradients are limited in their norm."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
         super().step()
 
