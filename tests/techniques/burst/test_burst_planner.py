@@ -19,11 +19,11 @@ Choice = tuple[float, float, int]
 """Time, device time and number of devices."""
 
 
-def random_layer(rng: np.random.Generator, name: str, branches: object = ()) -> BurstLayer:
+def random_layer(rng: np.random.Generator, name: str, branches: Any = ()) -> BurstLayer:
     k = len(DEVICES)
     work = rng.uniform(1, 100) * np.array(DEVICES, float) ** -rng.uniform(0, 1, k)
     move = rng.uniform(0, 20, (k, k)) * (1 - np.eye(k))
-    return BurstLayer(name, work, move, rng.uniform(0, 30, (k, k)), branches)  # type: ignore[arg-type]
+    return BurstLayer(name, work, move, rng.uniform(0, 30, (k, k)), branches)
 
 
 def random_chain(rng: np.random.Generator, layers: int) -> list[BurstLayer]:

@@ -262,7 +262,7 @@ def group_batch_norm(model: nn.Module, ranks: int, group: Any = None) -> nn.Modu
     members = dist.get_process_group_ranks(group)
     parts = [dist.new_group(members[at : at + ranks]) for at in range(0, whole.size, ranks)]
     own = RankSum(ProcessGroup(parts[whole.rank // ranks], name="batch_norm"))
-    layers = [layer for layer in model.modules() if type(layer) in _GROUPED]
+    layers: list[Any] = [layer for layer in model.modules() if type(layer) in _GROUPED]
     if not layers:
         raise WorkloadError(
             "the model has no batch norm, or all of it is in groups already",
@@ -270,7 +270,7 @@ def group_batch_norm(model: nn.Module, ranks: int, group: Any = None) -> nn.Modu
         )
     for layer in layers:
         layer.__class__ = _GROUPED[type(layer)]
-        layer.ranks = own  # type: ignore[assignment]
+        layer.ranks = own
     return model
 
 
