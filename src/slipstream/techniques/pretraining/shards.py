@@ -1,7 +1,7 @@
 """Tokenised corpora in checksummed shards, of which a process holds only its batch in memory.
 
-A folder has ``index.json`` and ``shard-00000.bin``, ...: int64 offsets [sequences + 1] in tokens,
-then the tokens of all sequences, little-endian. Sequence i is number ``i // shards`` of shard
+A folder has ``index.json`` and ``shard-00000.bin``, ...: the tokens of all sequences, then int64
+offsets [sequences + 1] in tokens, little-endian. Sequence i is number ``i // shards`` of shard
 ``i % shards``.
 """
 
@@ -52,11 +52,9 @@ def write_shards(
     folder.mkdir(parents=True, exist_ok=True)
     dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
     offsets: list[list[int]] = [[0] for _ in range(shards)]
+    paths = _paths(folder, shards)
     with contextlib.ExitStack() as stack:
-        parts = [
-            stack.enter_context((folder / f"shard-{k:05d}.tokens").open("wb"))
-            for k in range(shards)
-        ]
+        files = [stack.enter_context(path.open("wb")) for path in paths]
         for number, sequence in enumerate(sequences):
             tokens = np.asarray(sequence)
             if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
@@ -69,21 +67,22 @@ def write_shards(
                 )
             own = offsets[number % shards]
             own.append(own[-1] + len(tokens))
-            parts[number % shards].write(tokens.astype(dtype).tobytes())
-    if len(offsets[-1]) < 2:
-        raise InvalidArgumentError("shards", f"there are fewer sequences than {shards} shards")
-    described = []
-    for k, own in enumerate(offsets):
-        path, part = folder / f"shard-{k:05d}.bin", folder / f"shard-{k:05d}.tokens"
-        with path.open("wb") as file, part.open("rb") as tokens_file:
+            files[number % shards].write(tokens.astype(dtype).tobytes())
+        if len(offsets[-1]) < 2:
+            raise InvalidArgumentError("shards", f"there are fewer sequences than {shards} shards")
+        for own, file in zip(offsets, files, strict=True):
             file.write(np.array(own, "<i8").tobytes())
-            while block := tokens_file.read(_BLOCK):
-                file.write(block)
-        part.unlink()
-        described.append({"sequences": len(own) - 1, "tokens": own[-1], "crc32": _checksum(path)})
+    described = [
+        {"sequences": len(own) - 1, "tokens": own[-1], "crc32": _checksum(path)}
+        for own, path in zip(offsets, paths, strict=True)
+    ]
     index = {"vocabulary": vocabulary, "dtype": dtype.str, "shards": described}
     write_text(folder / _INDEX, json.dumps(index))
     return ShardedTokens(folder)
+
+
+def _paths(folder: Path, shards: int) -> list[Path]:
+    return [folder / f"shard-{k:05d}.bin" for k in range(shards)]
 
 
 def _checksum(path: Path) -> int:
@@ -113,16 +112,17 @@ class ShardedTokens:
             index = json.loads((folder / _INDEX).read_text())
             self.vocabulary, self._dtype = int(index["vocabulary"]), np.dtype(index["dtype"])
             self._counts = [int(shard["sequences"]) for shard in index["shards"]]
-            checksums = [(int(s["tokens"]), int(s["crc32"])) for s in index["shards"]]
+            self._tokens = [int(shard["tokens"]) for shard in index["shards"]]
+            checksums = [int(shard["crc32"]) for shard in index["shards"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorpusError(
                 f"the corpus has no readable index: {error}",
                 where=str(folder / _INDEX),
                 remedy="write it by slipstream.pretraining.write_shards",
             ) from error
-        self._paths = [folder / f"shard-{k:05d}.bin" for k in range(len(checksums))]
-        for k, (path, (tokens, checksum)) in enumerate(zip(self._paths, checksums, strict=True)):
-            size = 8 * (self._counts[k] + 1) + tokens * self._dtype.itemsize
+        self._paths = _paths(folder, len(checksums))
+        for k, (path, checksum) in enumerate(zip(self._paths, checksums, strict=True)):
+            size = self._tokens[k] * self._dtype.itemsize + 8 * (self._counts[k] + 1)
             reason = None
             if not self._counts[k]:
                 reason = "is empty"
@@ -160,11 +160,10 @@ class ShardedTokens:
         if not 0 <= number < len(self):
             raise IndexError(number)
         file, item = self._files[shard], self._dtype.itemsize
-        begin, end = np.frombuffer(os.pread(file, 16, 8 * place), "<i8").tolist()
-        start = 8 * (self._counts[shard] + 1) + begin * item
-        return np.frombuffer(os.pread(file, (end - begin) * item, start), self._dtype).astype(
-            np.int64
-        )
+        offset = self._tokens[shard] * item + 8 * place
+        begin, end = np.frombuffer(os.pread(file, 16, offset), "<i8").tolist()
+        content = os.pread(file, (end - begin) * item, begin * item)
+        return np.frombuffer(content, self._dtype).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -223,10 +222,8 @@ class MaskedBatches:
         for row, (tokens, (epoch, number)) in enumerate(zip(found, numbers, strict=True)):
             draws = np.random.Generator(np.random.Philox(key=[self.seed, epoch << 40 | number]))
             chosen = (draws.random(len(tokens)) < self.share) & (tokens >= self.special)
-            kind, other = (
-                draws.random(len(tokens)),
-                draws.integers(self.special, self.corpus.vocabulary, len(tokens)),
-            )
+            kind = draws.random(len(tokens))
+            other = draws.integers(self.special, self.corpus.vocabulary, len(tokens))
             changed = np.where(kind < _MASKED, self.mask_token, tokens)
             changed = np.where(kind >= 1 - _RANDOM, other, changed)
             labels[row, : len(tokens)][chosen] = tokens[chosen]
