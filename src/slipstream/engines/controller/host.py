@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -307,12 +308,8 @@ class HostRuntime:
     def _prepare(self, message: Message, payload: bytes) -> None:
         self._queue.put(functools.partial(self._free, message))
         if (failure := self._broken.get(message["program"])) is not None:
-            number = message["launch"]
-            self._emit(
-                {"event": "failed", "launch": number, "node": "?", "error": failure, "lost": []},
-                b"",
-            )
-            self._emit(_done(number), b"")
+            self._report_failure(message["launch"], "?", failure, [])
+            self._emit(launch_done(message["launch"]), b"")
             return
         program = self._programs[message["program"]]
         launch = _Launch(message["launch"], program, message["tag"], message, {})
@@ -321,13 +318,14 @@ class HostRuntime:
             value = program.values[item["value"]]
             if "bytes" in item:
                 count = value.hosts.count(self.number)
-                parts = []
                 # A replicated input is sent once per host.
-                for _ in range(1 if value.sharding.kind == "replicated" else count):
+                sent = 1 if value.sharding.kind == "replicated" else count
+                parts = []
+                for _ in range(sent):
                     data = memoryview(payload)[offset : offset + item["bytes"]]
                     parts.append(from_bytes(data, value.shard, value.dtype))
                     offset += item["bytes"]
-                launch.store[item["value"]] = parts if len(parts) == count else parts * count
+                launch.store[item["value"]] = parts * (count // sent)
         nodes = [
             at for at, node in enumerate(program.nodes)
             if program.takes_part(node) and (node.received or _hook(node))
@@ -362,11 +360,11 @@ class HostRuntime:
             return
         launch.failure = describe_error(error)
         lost = list(error.ranks) if isinstance(error, CommunicationError) else []
-        self._emit(
-            {"event": "failed", "launch": launch.number, "node": node.name,
-             "error": launch.failure, "lost": lost},
-            b"",
-        )  # fmt: skip
+        self._report_failure(launch.number, node.name, launch.failure, lost)
+
+    def _report_failure(self, launch: int, node: str, error: Message, lost: list[int]) -> None:
+        message = {"event": "failed", "launch": launch, "node": node, "error": error, "lost": lost}
+        self._emit(message, b"")
 
     def _run(self, launch: _Launch) -> None:
         program, store, began = launch.program, launch.store, time.perf_counter_ns()
@@ -390,7 +388,8 @@ class HostRuntime:
                     store[number] = program.values[number].zeros(self.number)
             spans.append((at, start, time.perf_counter_ns()))
             self._steps += 1
-            peak = max(peak, _nbytes(store) + self._kept_bytes)
+            values = sum(part.nbytes for parts in store.values() for part in parts)
+            peak = max(peak, values + self._kept_bytes)
             for number in node.release:
                 store.pop(number, None)
         for wait in sends:
@@ -401,31 +400,24 @@ class HostRuntime:
         self._at = None
         if launch.failure is None:
             for name, number in program.outputs.items():
-                value = program.values[number]
-                if self.number not in value.hosts:
-                    continue
-                self._kept[f"{launch.number}.{name}"] = store[number]
-                self._kept_bytes += sum(part.nbytes for part in store[number])
-        done = _done(launch.number) | {
-            "busy_ns": time.perf_counter_ns() - began, "peak_bytes": peak,
-            "spans": spans if launch.message["trace"] else [],
-        }  # fmt: skip
-        self._emit(done, b"")
+                if self.number in program.values[number].hosts:
+                    self._kept[f"{launch.number}.{name}"] = store[number]
+                    self._kept_bytes += sum(part.nbytes for part in store[number])
+        shown = spans if launch.message["trace"] else []
+        self._emit(launch_done(launch.number, time.perf_counter_ns() - began, peak, shown), b"")
 
     def _take_kept(self, launch: _Launch) -> None:
         for item in launch.message["inputs"]:
             if "kept" not in item:
                 continue
-            number = item["value"]
-            value = launch.program.values[number]
+            number, program = item["value"], launch.program
             found = self._kept.get(item["kept"])
             if found is None:
                 error = WorkloadError(
-                    f"the launch that computes input {number} failed", where=launch.program.name
+                    f"the launch that computes input {number} failed", where=program.name
                 )
-                if value.hosts.count(self.number):
-                    self._fail(launch, launch.program.nodes[0], error)
-                found = value.zeros(self.number)
+                self._fail(launch, program.nodes[0], error)
+                found = program.values[number].zeros(self.number)
             launch.store[number] = found
 
     def _step(self, launch: _Launch, at: int, node: _Node, sends: list[Callable[[], None]]) -> None:
@@ -526,9 +518,7 @@ class HostRuntime:
 
     def _fetch(self, message: Message) -> None:
         # Of a replicated output the controller joins one part, of a host's devices.
-        parts = self._kept.get(message["output"], [])
-        if parts and message["first"]:
-            parts = parts[:1]
+        parts = self._kept.get(message["output"], [])[: 1 if message["first"] else None]
         answer = {"event": "fetched", "fetch": message["fetch"], "parts": len(parts)}
         self._emit(answer, b"".join(map(to_bytes, parts)))
 
@@ -550,9 +540,14 @@ def _hook(node: _Node) -> Callable[[], object] | None:
     return None if node.function is None else node.function.prepare
 
 
-def _done(launch: int) -> Message:
-    nothing = {"busy_ns": 0, "peak_bytes": 0, "spans": []}
-    return {"event": "done", "launch": launch, **nothing}
+def launch_done(
+    launch: int, busy_ns: int = 0, peak_bytes: int = 0, spans: Sequence[tuple[int, int, int]] = ()
+) -> Message:
+    """Return the event that ends a launch on a host."""
+    return {
+        "event": "done", "launch": launch, "busy_ns": busy_ns, "peak_bytes": peak_bytes,
+        "spans": spans,
+    }  # fmt: skip
 
 
 def _sum(
@@ -571,11 +566,4 @@ def _within(box: Box, outer: Box) -> Box:
 
 
 def _numel(box: Box) -> int:
-    count = 1
-    for own in box:
-        count *= own.stop - own.start
-    return count
-
-
-def _nbytes(store: Mapping[Any, Sequence[torch.Tensor]]) -> int:
-    return sum(part.nbytes for parts in store.values() for part in parts)
+    return math.prod(own.stop - own.start for own in box)

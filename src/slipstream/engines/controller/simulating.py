@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from slipstream import native
+from slipstream.engines.controller.host import launch_done
 from slipstream.engines.controller.tracing import TracedProgram
 from slipstream.errors import ChildError, UsageError
 from slipstream.ranks.members import Frame, drained
@@ -128,10 +129,8 @@ class SimEngine:
         pass
 
     def send(self, host: int, message: Mapping[str, Any], payload: bytes = b"") -> None:
-        answer: dict[str, Any]
         if message["do"] == "launch":
-            answer = {"event": "done", "launch": message["launch"], "busy_ns": 0,
-                      "peak_bytes": 0, "spans": []}  # fmt: skip
+            answer = launch_done(message["launch"])
         elif message["do"] == "fetch":
             answer = {"event": "fetched", "fetch": message["fetch"], "parts": 0}
         else:
