@@ -1,7 +1,24 @@
-"""Latencies of ZigZag (zigzag-dse 3.9.1, Mei et al., IEEE TC 2021), measured once.
+"""Latencies of ZigZag (zigzag-dse 3.9.1, Mei et al., IEEE TC 2021), measured once, 2026-11-29.
 
 Its chip ``edge_tpu_like``: 8 x 8 x 4 x 4 multipliers of int8 for output channels, input channels
 and positions, 2 MB of memory, 8 bytes per cycle of DRAM, optimised for latency.
+
+To measure again, install zigzag-dse==3.9.1 and six in an environment of their own, and time this
+call for each network::
+
+    from zigzag.api import get_hardware_performance_zigzag
+
+    folder = Path(zigzag.__file__).parent / "inputs"
+    *_, found = get_hardware_performance_zigzag(
+        workload=f"{folder}/workload/resnet18.onnx",
+        accelerator=f"{folder}/hardware/edge_tpu_like.yaml",
+        mapping=f"{folder}/mapping/edge_tpu_like.yaml", opt="latency",
+    )
+    for cost, _ in found[0][1]:
+        print(cost.layer.layer_dim_sizes.data, cost.latency_total2)
+
+A row of the table below has G, K * G, C * G, OX and FX of a layer, and ``latency_total2`` as its
+cycles. The stride is that of the network: a convolution in ``found`` has none.
 """
 
 from __future__ import annotations
@@ -11,7 +28,7 @@ from collections.abc import Iterator
 from slipstream.hardware import LayerShape
 
 SECONDS = {"resnet18": 222.3, "mobilenetv2": 241.6, "alexnet": 495.9}
-"""Wall time of a network on one chip, on one core."""
+"""Wall time of the call for a network on one chip, on one core."""
 # Groups, output channels, input channels, output width, kernel, stride, cycles, layers.
 _LAYERS = {
     "resnet18": """
