@@ -15,14 +15,14 @@ import slipstream as ss
 
 
 class Block(nn.Module):
-    """An inverted bottleneck: wide, depthwise, narrow."""
+    """An inverted bottleneck (Sandler et al., CVPR 2018): wide, depthwise, narrow."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, kernel: int = 3) -> None:
         super().__init__()
         hidden = 4 * inputs
         self.body = nn.Sequential(
             nn.Conv2d(inputs, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU(),
-            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
+            nn.Conv2d(hidden, hidden, kernel, stride, kernel // 2, groups=hidden, bias=False),
             nn.BatchNorm2d(hidden), nn.ReLU(),
             nn.Conv2d(hidden, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
         )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,34 +13,18 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 from slipstream import data
 from slipstream.nas import Supernet, calibrate, derive_space, fit
+from slipstream.search.estimators import load_target
 
 _TRAIN, _VALID = 6000, 2000
-
-
-class Block(nn.Module):
-    """An inverted bottleneck (Sandler et al., CVPR 2018): wide, depthwise, narrow."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, kernel: int = 3) -> None:
-        super().__init__()
-        hidden = 4 * inputs
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU(),
-            nn.Conv2d(hidden, hidden, kernel, stride, kernel // 2, groups=hidden, bias=False),
-            nn.BatchNorm2d(hidden), nn.ReLU(),
-            nn.Conv2d(hidden, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
-        )  # fmt: skip
-        self.residual = stride == 1 and inputs == outputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.body(x)
-        return x + y if self.residual else y
+_EXAMPLE = Path(__file__).parents[4] / "examples" / "codesign.py"
 
 
 def network() -> nn.Module:
-    """Return a network like MobileNetV2."""
+    """Return a network like MobileNetV2, of the example's inverted bottlenecks."""
+    block: Any = load_target(f"{_EXAMPLE}:Block")
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        Block(16, 16, 1, 5), Block(16, 32, 2), Block(32, 32, 1),
+        block(16, 16, 1, 5), block(16, 32, 2), block(32, 32, 1),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
     )  # fmt: skip
 
