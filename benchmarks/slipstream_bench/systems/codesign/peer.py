@@ -3,7 +3,7 @@
 Its chip ``edge_tpu_like``: 8 x 8 x 4 x 4 multipliers of int8 for output channels, input channels
 and positions, 2 MB of memory, 8 bytes per cycle of DRAM, optimised for latency.
 
-To measure again, install zigzag-dse==3.9.1 and six in an environment of their own, and time this
+To measure again, install zigzag-dse==3.9.1 and six in a separate environment, and time this
 call for each network::
 
     from zigzag.api import get_hardware_performance_zigzag
