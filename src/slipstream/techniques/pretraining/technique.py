@@ -55,8 +55,7 @@ class MaskedHead(TechniqueSettings):
         """Return why no rows of the head can be left out; None if they can."""
         if (reason := already_compiled(graph)) is not None:
             return reason
-        rows = self._rows(graph)
-        if rows is None:
+        if self._rows(graph) is None:
             return _NO_LABELS
         if not matches(graph, heads):
             return "the step has no cross-entropy with a row per token of its batch"
@@ -121,7 +120,7 @@ class MaskedHead(TechniqueSettings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Return the call after the model is created, by hand."""
-        return CodeChange("", f"by hand, with a batch at hand:\n{_HEAD_BY_HAND}")
+        return _by_hand("masked_head(model, lambda: model(**batch), batch['labels'])")
 
     def _rows(self, graph: Graph) -> Rows | None:
         def labelled(tokens: dict[str, Any]) -> int | None:
@@ -137,14 +136,10 @@ class MaskedHead(TechniqueSettings):
         return rows, rows.calls(graph, tasks)
 
 
-_HEAD_BY_HAND = (
-    "import slipstream as ss\n"
-    "ss.pretraining.masked_head(model, lambda: model(**batch), batch['labels'])"
-)
-_UNPAD_BY_HAND = (
-    "import slipstream as ss\n"
-    "ss.pretraining.unpad(model, lambda: model(**batch), batch['attention_mask'])"
-)
+def _by_hand(call: str) -> CodeChange:
+    return CodeChange(
+        "", f"by hand, with a batch at hand:\nimport slipstream as ss\nss.pretraining.{call}"
+    )
 
 
 def _gather(graph: Graph, rows: Rows) -> list[Call]:
@@ -220,7 +215,7 @@ class Unpad(TechniqueSettings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Return the call after the model is created, by hand."""
-        return CodeChange("", f"by hand, with a batch at hand:\n{_UNPAD_BY_HAND}")
+        return _by_hand("unpad(model, lambda: model(**batch), batch['attention_mask'])")
 
     def _rows(self, graph: Graph) -> Rows | None:
         def retained(tokens: dict[str, Any]) -> int | None:
@@ -234,25 +229,21 @@ class Unpad(TechniqueSettings):
     def _changed(self, graph: Graph) -> tuple[Rows, dict[int, Call], dict[int, Call]]:
         rows = self._rows(graph)
         assert rows is not None
-        flow = flow_of(graph)
+
+        def attends(task: int) -> bool:
+            call = graph.task(task).call
+            return call is not None and call.name.startswith(ATTENTION)
+
         recorded: Any = graph.meta["tokens"]
         lengths = recorded["lengths"] * (rows.batch // recorded["shape"][0])
         attention: dict[int, Call] = {}
-        for task in np.flatnonzero(graph.tasks.call >= 0).tolist():
-            call = graph.calls[graph.tasks.call[task]]
-            forward = graph.tasks.phase[task] != StepPhase.BACKWARD
-            if call.name.startswith(ATTENTION) and forward:
-                parts = [task, *(b for b in flow.backward[task] if _is_attention(graph, b))]
-                for number, part in enumerate(parts):
-                    packed = rows.call(graph.task(part).known_call)
-                    attention[part] = attention_call(lengths, packed, number > 0)
+        forward = np.flatnonzero(graph.tasks.phase != StepPhase.BACKWARD).tolist()
+        for task in filter(attends, forward):
+            for part in (task, *filter(attends, flow_of(graph).backward[task])):
+                packed = rows.call(graph.task(part).known_call)
+                attention[part] = attention_call(lengths, packed, part != task)
         others = [task for task in range(len(graph)) if task not in attention]
         return rows, rows.calls(graph, others), attention
-
-
-def _is_attention(graph: Graph, task: int) -> bool:
-    number = int(graph.tasks.call[task])
-    return number >= 0 and graph.calls[number].name.startswith(ATTENTION)
 
 
 @dataclass(frozen=True)
