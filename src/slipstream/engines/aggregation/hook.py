@@ -19,12 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.engines.aggregation.member import (
-    SILENT_S,
-    WINDOW,
-    AggregatorLostError,
-    JobMember,
-)
+from slipstream.engines.aggregation.member import SILENT_S, WINDOW, AggregatorLostError, JobMember
 from slipstream.engines.aggregation.protocol import TOKEN_VARIABLE, AggregationError, parse_address
 from slipstream.engines.aggregation.server import JOIN_S
 from slipstream.errors import InvalidArgumentError, SlipstreamError, SlipstreamWarning, UsageError
@@ -201,7 +196,7 @@ class AggregatedGradients:
     def _sum_at_aggregator(self, flat: torch.Tensor) -> bool:
         """Return whether `_sum` has the sum of a bucket; otherwise ranks have switched."""
         assert self._member is not None
-        vector = self._staged(flat)
+        vector = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         if self._sum.dtype is not vector.dtype or self._room.numel() < vector.numel():
             self._room = torch.empty(vector.numel(), dtype=vector.dtype)
         # The last sum is overwritten only once all ranks have it: they all send to this one.
@@ -216,10 +211,6 @@ class AggregatedGradients:
     def _reduce(self, flat: torch.Tensor) -> None:
         dist.all_reduce(flat, group=self._ranks.group)
         flat.div_(self._ranks.size)
-
-    def _staged(self, flat: torch.Tensor) -> torch.Tensor:
-        wider = _WIDER.get(flat.dtype)
-        return flat if wider is None else flat.to(wider)
 
     def _lost(self) -> None:
         """Switch to the ring while no bucket is being summed; called from another thread."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from slipstream.errors import SlipstreamError
@@ -72,10 +71,3 @@ class Handle:
     def __del__(self) -> None:
         if getattr(self, "pointer", None):
             getattr(self._library, f"slipstream_{self._kind}_free")(self.pointer)
-
-
-def counts_of(handle: Handle) -> dict[str, int]:
-    """Return an aggregator's datagrams received, refused and repeated, and pieces summed."""
-    out = (ctypes.c_int64 * 4)()
-    handle.call("counts", out)
-    return dict(zip(("received", "refused", "repeated", "summed"), out, strict=True))

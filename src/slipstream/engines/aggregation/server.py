@@ -18,12 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.arguments import as_integer
-from slipstream.engines.aggregation.kernels import (
-    MAX_MEMBERS,
-    Handle,
-    Mismatch,
-    counts_of,
-)
+from slipstream.engines.aggregation.kernels import MAX_MEMBERS, Handle, Mismatch
 from slipstream.engines.aggregation.protocol import (
     VERSION,
     Lines,
@@ -148,7 +143,9 @@ class AggregationServer:
 
     def counts(self) -> dict[str, int]:
         """Return numbers of datagrams received, refused and repeated, and pieces summed."""
-        return counts_of(self._native)
+        counts = (ctypes.c_int64 * 4)()
+        self._native.call("counts", counts)
+        return dict(zip(("received", "refused", "repeated", "summed"), counts, strict=True))
 
     # Datagrams.
 
