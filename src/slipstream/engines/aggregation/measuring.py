@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.arguments import as_integer
 from slipstream.child import Child
 from slipstream.engines.aggregation.member import WINDOW, JobMember
-from slipstream.errors import InvalidArgumentError, MeasurementError
+from slipstream.errors import MeasurementError
 from slipstream.measure import Arm, ExperimentSettings, RunPlan, claims, run
 from slipstream.measure.arms import Sample
 from slipstream.measure.records import Phase
@@ -101,12 +102,11 @@ def compare_all_reduce(
         blocks: number of measurements of each arm.
 
     Raises:
-        InvalidArgumentError: a number is too small.
+        InvalidArgumentError: a number is not an integer, or too small.
         ClusterError: the lab cannot be created, or a rank failed.
     """
     for name, value, least in (("ranks", ranks, 2), ("nbytes", nbytes, 4), ("blocks", blocks, 1)):
-        if value < least:
-            raise InvalidArgumentError(name, f"{value} is less than {least}")
+        as_integer(name, value, least)
     with contextlib.ExitStack() as stack:
         hosts, at_switch, listen = [Host()] * ranks, Host(), "127.0.0.1:0"
         where = "loopback interface of this machine"
@@ -177,7 +177,7 @@ def prepare(nbytes: int, address: str, token: str, window: int, **settings: Any)
 
     rank, world = dist.get_rank(), dist.get_world_size()
     member = JobMember([address], "comparison", rank, world, token, window=window, **settings)
-    tensor = torch.randn(max(1, nbytes // 4))
+    tensor = torch.randn(nbytes // 4)
     _running[:] = [member, tensor, torch.empty_like(tensor)]
 
 

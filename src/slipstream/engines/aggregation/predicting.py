@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.arguments import as_integer
 from slipstream.cluster import Aggregator, Cluster, ClusterError, Queues
 from slipstream.cluster.aggregation import aggregation_tree
 from slipstream.cluster.topology import Topology
@@ -55,8 +56,7 @@ class FabricLoad:
 
     def __post_init__(self) -> None:
         for name, least in (("jobs", 1), ("workers", 2), ("iterations", 1)):
-            if getattr(self, name) < least:
-                raise InvalidArgumentError(name, f"{getattr(self, name)} is less than {least}")
+            as_integer(name, getattr(self, name), least)
         for name in ("nbytes", "flow_bytes"):
             if not 0.0 < getattr(self, name) < 1e15:
                 raise InvalidArgumentError(name, f"{getattr(self, name)} is not a size")
@@ -136,15 +136,11 @@ class FabricPrediction:
         return Table(columns, rows, title, notes)
 
 
-def _quantile(values: _Floats, share: float) -> float:
-    return float(np.quantile(values, share)) if values.size else 0.0
-
-
 _MEASURES: dict[str, Callable[[FabricOutcome], float]] = {
     "job_iteration_ns": lambda x: float(x.job_ns.mean()),
     "slowest_job_ns": lambda x: float(x.job_ns.max()),
     "short_flow_mean_ns": lambda x: float(x.flow_ns.mean()) if x.flow_ns.size else 0.0,
-    "short_flow_p99_ns": lambda x: _quantile(x.flow_ns, 0.99),
+    "short_flow_p99_ns": lambda x: float(np.quantile(x.flow_ns, 0.99)) if x.flow_ns.size else 0.0,
     "busiest_link_bytes": lambda x: float(x.link_bytes.max()),
 }
 
@@ -176,9 +172,7 @@ def predict_aggregation(
         raise InvalidArgumentError(
             "workers", f"{load.workers} do not fit on the {cluster.devices} hosts of {cluster.name}"
         )
-    for name, value in (("trees", trees), ("seeds", seeds)):
-        if value < 1:
-            raise InvalidArgumentError(name, f"{value} is less than 1")
+    trees, seeds = as_integer("trees", trees), as_integer("seeds", seeds)
     topology = cluster.topology
     if topology.aggregator is None:
         topology = topology.with_aggregators(_AMPLE)
