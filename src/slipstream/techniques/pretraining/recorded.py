@@ -104,28 +104,25 @@ def heads(flow: Flow) -> Iterator[Match]:
     rows = rows_of(graph, lambda tokens: 0)
     if rows is None:
         return
-    region: set[int] = set()
-    for task in flow.calling(_LOSSES, StepPhase.FORWARD).tolist():
-        call = flow.call(task)
-        if call is not None and rows.shape(call.inputs[0].shape) != call.inputs[0].shape:
-            region.add(task)
-    source = -1
+
+    def has_rows(spec: TensorSpec) -> bool:
+        return rows.shape(spec.shape) != spec.shape
+
+    in_forward = (graph.tasks.phase == StepPhase.FORWARD).tolist()
+    losses = ((task, flow.call(task)) for task in flow.calling(_LOSSES, StepPhase.FORWARD).tolist())
+    region = {task for task, call in losses if call is not None and has_rows(call.inputs[0])}
     for task in range(max(region, default=-1), -1, -1):
-        maker = flow.call(task)
-        readers = set(flow.readers[task])
+        maker, readers = flow.call(task), set(flow.readers[task])
         if task in region or maker is None or flow.views[task] or not readers & region:
             continue
-        if graph.tasks.phase[task] != StepPhase.FORWARD or not maker.outputs:
+        if not in_forward[task] or not maker.outputs or not has_rows(maker.outputs[0]):
             continue
-        if rows.shape(maker.outputs[0].shape) == maker.outputs[0].shape:
-            continue
-        full = [s for s in maker.inputs if rows.shape(s.shape) != s.shape]
-        mixes = maker.name.startswith((*_SCATTERED, ATTENTION)) or len(full) > 1
-        if mixes or not _forward_readers(graph, readers) <= region:
-            source = max(source, task)
-            continue
-        if task > source:
-            region.add(task)
+        mixes = maker.name.startswith((*_SCATTERED, ATTENTION))
+        if mixes or sum(map(has_rows, maker.inputs)) > 1:
+            break
+        if any(in_forward[reader] and reader not in region for reader in readers):
+            break
+        region.add(task)
     if not region:
         return
     forward = tuple(sorted(region))
@@ -133,7 +130,3 @@ def heads(flow: Flow) -> Iterator[Match]:
     first, last = (graph.task(task) for task in (forward[0], forward[-1]))
     x, y = first.known_call.inputs[0], last.known_call.inputs[0]
     yield Match("head", first.module.partition(".")[2], forward, tuple(backward), x, y, {})
-
-
-def _forward_readers(graph: Graph, readers: set[int]) -> set[int]:
-    return {task for task in readers if graph.tasks.phase[task] == StepPhase.FORWARD}
