@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -121,8 +122,8 @@ def test_a_tree_of_aggregators_sums_racks_then_their_sums() -> None:
         return torch.equal(out, racks[0] + racks[1])
 
     with AggregationServer() as root, lossy(root.address, Faults(0.02)) as proxy:
-        below = {"token": root.token, "parent": proxy, "members": 2}
-        with AggregationServer(**below) as first, AggregationServer(**below) as second:  # type: ignore[arg-type]
+        below = functools.partial(AggregationServer, token=root.token, parent=proxy, members=2)
+        with below() as first, below() as second:
             addresses = [first.address] * 2 + [second.address] * 2
             assert on_ranks(4, addresses, root.token, work) == [True] * 4
             assert root.counts()["summed"] > 0

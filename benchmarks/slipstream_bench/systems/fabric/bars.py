@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import shutil
@@ -70,9 +71,11 @@ def _exact(options: BenchOptions) -> Iterator[Bar]:
             count += turns
     # In a tree of one member each, the order is that of ranks, too.
     with AggregationServer() as root:
-        below = {"token": root.token, "parent": root.address, "members": 1}
+        below = functools.partial(
+            AggregationServer, token=root.token, parent=root.address, members=1
+        )
         with contextlib.ExitStack() as stack:
-            nodes = [stack.enter_context(AggregationServer(**below)) for _ in range(3)]  # type: ignore[arg-type]
+            nodes = [stack.enter_context(below()) for _ in range(3)]
             results = on_ranks(
                 3, rank.sums, addresses=[node.address for node in nodes], token=root.token,
                 count=turns, max_values=100_000,
