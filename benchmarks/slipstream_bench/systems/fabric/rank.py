@@ -70,9 +70,7 @@ def _seeded(rank: int) -> torch.Generator:
     return torch.Generator().manual_seed(rank)
 
 
-def training(
-    steps: int, address: str | None, token: str = "", kill: int = 0, rate_limit_s: float = 0.0
-) -> dict[str, Any]:
+def training(steps: int, address: str | None, token: str = "", kill: int = 0) -> dict[str, Any]:
     """Train on digits; return losses, the longest step, and the state of the hook.
 
     Args:
