@@ -182,44 +182,44 @@ def _runs(
     after = graph if local is None or local.graph is None else local.graph
     update = after.tasks.phase == StepPhase.OPTIMIZER
     update_ns = float((after.tasks.duration_ns + after.tasks.gap_ns)[update].sum())
-    step_ns = replay(graph).step_ns if local is None else local.step_ns
+    alone = replay(graph)
+    step_ns = alone.step_ns if local is None else local.step_ns
+    passes_ns = step_ns - update_ns
     devices = 1 if cluster is None else cluster.devices
-    counts = [1 << k for k in range(devices.bit_length()) if 1 << k <= devices]
-    smallest = min(phase.global_batch for phase in config.phases)
-    counts = [n for n in dict.fromkeys((*counts, devices)) if n * graph.samples <= smallest]
+    most = min(phase.global_batch for phase in config.phases) // graph.samples
+    powers = [1 << k for k in range(devices.bit_length())]
+    counts = [n for n in dict.fromkeys([*powers, devices]) if n <= most]
     head = f"{techniques}+" if techniques else ""
     texts = [(n, wire, f"{head}ddp:{n}{wire}") for n in counts if n > 1 for wire in _WIRES]
     predictions = predictor(graph, [text for *_, text in texts], cluster=cluster)
-    shared = [
-        (n, wire.lstrip("+"), p.step_ns, p.low / p.ratio, p.high / p.ratio, p.memory[1], p)
-        for (n, wire, _), p in zip(texts, predictions, strict=True)
-        if isinstance(p, Predicted)
+    ways: list[tuple[int, str, Predicted | None]] = [(1, "", local)] if 1 in counts else []
+    ways += [
+        (n, wire.lstrip("+"), prediction)
+        for (n, wire, _), prediction in zip(texts, predictions, strict=True)
+        if isinstance(prediction, Predicted)
     ]
-    runs = []
-    spread = (local.low / local.ratio, local.high / local.ratio) if local is not None else (1, 1)
-    memory = local.memory[1] if local is not None else 0
-    single = [(1, "", step_ns, *spread, memory, local)] if 1 in counts else []
     price = config.price_per_hour or None
     if price is None and cluster is not None and cluster.price_per_hour is not None:
         price = cluster.price_per_hour / cluster.devices
-    for n, wire, time_ns, low, high, peak, prediction in (*single, *shared):
-        passes, total_ns = [], 0.0
-        for phase in config.phases:
-            micro_batches = math.ceil(phase.global_batch / (n * graph.samples))
-            passes.append(micro_batches)
-            # Another length takes a time in proportion to its tokens.
-            longer = phase.length / config.phases[0].length
-            each_ns = time_ns + (micro_batches - 1) * (step_ns - update_ns)
-            total_ns += phase.steps * each_ns * longer
-        hours = total_ns / _HOUR_NS
-        first = passes[0]
-        ideal_ns = step_ns + (first - 1) * (step_ns - update_ns)
-        efficiency = ideal_ns / (time_ns + (first - 1) * (step_ns - update_ns))
+    runs = []
+    for n, wire, p in ways:
+        time_ns = step_ns if p is None else p.step_ns
+        low, high = (1.0, 1.0) if p is None else (p.low / p.ratio, p.high / p.ratio)
+        passes = [math.ceil(phase.global_batch / (n * graph.samples)) for phase in config.phases]
+        # Another length takes a time in proportion to its tokens.
+        total_ns = sum(
+            phase.steps * (time_ns + (count - 1) * passes_ns) * phase.length
+            for phase, count in zip(config.phases, passes, strict=True)
+        )
+        hours = total_ns / config.phases[0].length / _HOUR_NS
+        others_ns = (passes[0] - 1) * passes_ns
+        efficiency = (step_ns + others_ns) / (time_ns + others_ns)
         runs.append(
             PretrainingRun(
-                techniques, wire, n, graph.samples, tuple(passes), hours, hours * low, hours * high,
-                None if price is None else hours * n * price, peak, min(efficiency, 1.0),
-                "measured" if prediction is None else str(prediction.provenance),
+                techniques, wire, n, graph.samples, tuple(passes), hours, hours * low,
+                hours * high, None if price is None else hours * n * price,
+                alone.peak_bytes if p is None else p.memory[1], min(efficiency, 1.0),
+                "measured" if p is None else str(p.provenance),
             )
         )  # fmt: skip
     return runs
@@ -245,9 +245,9 @@ def _choose(
         return None, "the budget cannot be judged: set price_per_hour"
     costs = {run: run.dollars or 0.0 for run in fitting}
     allowed = [run for run in fitting if run.hours <= hours and costs[run] <= budget]
+    if allowed and math.isfinite(hours):
+        return min(allowed, key=lambda run: (costs[run], run.hours)), ""
     if allowed:
-        if math.isfinite(hours):
-            return min(allowed, key=lambda run: (costs[run], run.hours)), ""
         return min(allowed, key=lambda run: (run.hours, costs[run])), ""
     reasons = []
     in_time = [run for run in fitting if run.hours <= hours]

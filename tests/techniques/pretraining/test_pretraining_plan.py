@@ -12,6 +12,7 @@ from recorded import graph_of
 from known_durations import BytesMoved, timed_by_bytes
 from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
+from slipstream.graph import replay
 from slipstream.provenance import Provenance
 from slipstream.techniques.pretraining.training import PretrainingConfig, TrainingPhase
 from slipstream.verbs.pretraining import PretrainingPlan, plan_pretraining
@@ -47,6 +48,15 @@ def test_a_plan_is_the_fastest_run_and_its_numbers_follow_from_a_step() -> None:
     longer = replace(CONFIG, phases=(*CONFIG.phases, CONFIG.phases[0]))
     more = next(run for run in plan(longer).runs if run.workers == 1)
     assert 1.5 < more.hours / alone.hours < 2.0
+
+
+def test_a_plan_without_techniques_has_the_recorded_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.verbs.pretraining.RUNGS", ())
+    (run,) = plan(replace(CONFIG, techniques="", cluster="")).runs
+    recorded = replay(timed_by_bytes(graph_of(bert)))
+    assert (run.techniques, run.peak_bytes) == ("", recorded.peak_bytes)
+    assert run.peak_bytes > 0
+    assert run.low == run.hours == run.high
 
 
 def test_limits_that_no_run_meets_are_named_with_the_cheapest_relaxation() -> None:
