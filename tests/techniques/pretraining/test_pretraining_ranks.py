@@ -129,6 +129,10 @@ def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
         replace(config, ranks=6)
     with pytest.raises(InvalidArgumentError, match="phases"):
         replace(config, phases=())
+    with pytest.raises(InvalidArgumentError, match="budget: inf is not a finite number"):
+        replace(config, budget=float("inf"))
+    with pytest.raises(SlipstreamError, match="the workload is a script"):
+        pretrain(replace(config, workload=f"{tmp_path}/work.py"))
     with pytest.raises(SlipstreamError, match="no corpus is named"):
         pretrain(replace(config, corpus=""))
     (tmp_path / "pretrain.toml").write_text("workload = 3")

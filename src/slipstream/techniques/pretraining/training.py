@@ -27,8 +27,8 @@ from slipstream.workload import BuiltWorkload, Workload, drive
 
 _MAX_BAD_LOSSES = 3
 _CHECKPOINT, _LOSSES = "checkpoint.pt", "losses.json"
-_state: dict[str, Any] = {}
-"""The model of this rank's process between two segments."""
+_trainers: list[_Trainer] = []
+"""The trainer of this process; empty before the first segment."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,11 @@ class PretrainingConfig:
     Attributes:
         workload: ``train.py:function`` that returns ``(model, batch, loss, optimizer)``.
         corpus: folder of `write_shards`; only to train.
-        output: folder of checkpoints, losses and the recorded step.
+        output: folder of the checkpoint and the losses.
         mask_token: id of the mask token.
         special: ids below are never masked.
-        techniques: a combination, such as ``masked_head+unpad``; empty lets `plan` choose.
+        techniques: a combination, such as ``masked_head+unpad``; if empty, ``plan`` chooses one and
+            ``pretrain`` uses none.
         ranks: processes on this machine that train together.
         micro_batch: sequences of a forward pass at most; 0 for those of the workload's batch.
         save_every: updates between checkpoints.
@@ -97,7 +98,8 @@ class PretrainingConfig:
             value = getattr(self, field.name)
             least = 1 if field.name in ("ranks", "save_every") else 0
             if isinstance(value, (int, float)) and not least <= value < math.inf:
-                raise InvalidArgumentError(field.name, f"{value} is less than {least}")
+                problem = f"less than {least}" if value < least else "not a finite number"
+                raise InvalidArgumentError(field.name, f"{value} is {problem}")
         if not self.phases:
             raise InvalidArgumentError("phases", "there is none", remedy="add a table [[phases]]")
         for number, phase in enumerate(self.phases):
@@ -109,6 +111,8 @@ class PretrainingConfig:
                 raise InvalidArgumentError(f"phases.{number}.lr", f"{phase.lr} is not at least 0")
         if self.deadline:
             parse_duration_ns(self.deadline, "deadline")
+        if self.techniques:
+            parse(self.techniques)
         if self.ranks > min(phase.global_batch for phase in self.phases):
             raise InvalidArgumentError("ranks", f"{self.ranks} is more than a global batch")
 
@@ -155,7 +159,7 @@ def pretrain(
 ) -> list[float]:
     """Train to the end of the last phase, and return the loss of every update.
 
-    If a rank dies, the others go on from the last checkpoint without it.
+    If a rank dies, the others continue from the last checkpoint without it.
 
     Args:
         resume: continue from the checkpoint of `config.output`.
@@ -205,8 +209,11 @@ def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -
     from slipstream.techniques.pretraining.shards import ShardedTokens
 
     # Fail before ranks start.
-    Workload.parse(config.workload)
-    parse(config.techniques or "unpad")
+    if Workload.parse(config.workload).function is None:
+        raise SlipstreamError(
+            "the workload is a script", where=config.workload,
+            remedy="name a function that returns (model, batch, loss, optimizer)",
+        )  # fmt: skip
     if not config.corpus:
         raise SlipstreamError("no corpus is named", remedy="add a line corpus = FOLDER")
     # Ranks verify the checksums.
@@ -243,11 +250,10 @@ def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -
 
 def segment(config: Mapping[str, Any], rank: int, ranks: int, folder: str) -> list[float]:
     """Train up to the next checkpoint; return all losses."""
-    settings = build(PretrainingConfig, dict(config), "", "configuration", _READERS)
-    if "trainer" not in _state:
-        _state["trainer"] = _Trainer(settings, rank, ranks, folder)
-    trainer: _Trainer = _state["trainer"]
-    return trainer.segment()
+    if not _trainers:
+        settings = build(PretrainingConfig, dict(config), "", "configuration", _READERS)
+        _trainers.append(_Trainer(settings, rank, ranks, folder))
+    return _trainers[0].segment()
 
 
 class _Trainer:
@@ -262,12 +268,6 @@ class _Trainer:
         self.config, self.rank, self.ranks = config, rank, ranks
         techniques = parse(config.techniques) if config.techniques else ()
         workload = Workload.parse(config.workload).with_technique(*techniques)
-
-        if workload.function is None:
-            raise SlipstreamError(
-                "the workload is a script", where=config.workload,
-                remedy="name a function that returns (model, batch, loss, optimizer)",
-            )  # fmt: skip
 
         def keep(built: BuiltWorkload) -> Generator[None, Any, BuiltWorkload]:
             yield from ()
