@@ -99,9 +99,14 @@ class Cost:
     dram_bytes: _Numbers
     onchip_bytes: _Numbers
 
-    def at(self, member: NDArray[np.int64]) -> Cost:
-        """Return the costs of some chips, by number."""
-        return Cost(*(column[member] for column in vars(self).values()))
+    def totals(
+        self, chips: Chips, member: NDArray[np.int64], dram_bytes: _Numbers, *, scheduled: bool
+    ) -> tuple[_Numbers, _Numbers]:
+        """Return time (ns) and energy (pJ) of chips from the costs of their arrays, by number."""
+        columns = (column[member] for column in vars(self).values())
+        whole = replace(Cost(*columns), dram_bytes=dram_bytes)
+        lanes, memories = whole.energy_pj(chips, scheduled=scheduled)
+        return whole.time_ns(chips), lanes + memories
 
     def time_ns(self, chips: Chips) -> _Numbers:
         """Return the time of the slower of computation and DRAM."""
@@ -217,19 +222,14 @@ def best_cost(
     """
     few, member = arrays
     dram = dram_bytes(shape, which, chips, item_bytes)
-    time: _Numbers | None = None
-    energy = np.zeros(0)
-    for operand in OPERANDS[which]:
-        own = cost(shape, which, few, item_bytes=item_bytes, operand=operand)
-        whole = replace(own.at(member), dram_bytes=dram)
-        lanes, memories = whole.energy_pj(chips, scheduled=False)
-        own_time, own_energy = whole.time_ns(chips), lanes + memories
-        if time is None:
-            time, energy = own_time, own_energy
-            continue
+    (time, energy), *others = (
+        cost(shape, which, few, item_bytes=item_bytes, operand=operand)
+        .totals(chips, member, dram, scheduled=False)
+        for operand in OPERANDS[which]
+    )  # fmt: skip
+    for own_time, own_energy in others:
         better = (own_time < time) | ((own_time == time) & (own_energy < energy))
         time, energy = np.where(better, own_time, time), np.where(better, own_energy, energy)
-    assert time is not None
     return time, energy
 
 

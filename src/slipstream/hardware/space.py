@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,10 +113,10 @@ def _sweep_zeros(
         size = item_bytes(match)
         for which in (w for _, passes in tasks_of_layer(graph, match) for w in passes):
             own = simulate_arrays(shape, which, masks, chip, few, item_bytes=size)
-            whole = replace(own.at(member), dram_bytes=dram_bytes(shape, which, chips, size))
-            time += whole.time_ns(chips)
-            lanes, memories = whole.energy_pj(chips, scheduled=scheduled)
-            energy += lanes + memories
+            dram = dram_bytes(shape, which, chips, size)
+            own_time, own_energy = own.totals(chips, member, dram, scheduled=scheduled)
+            time += own_time
+            energy += own_energy
     return time, energy
 
 
