@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Graph
@@ -177,20 +177,16 @@ def _fixed_batch(
         return RunWall("fixed batch", 0.0, remedy, 0.0, "the batch grows with the workers")
     if not recorded.samples:
         return RunWall("fixed batch", None, remedy, None, "the recording has no number of samples")
-    update_ns = sum(wall.saved_ns for wall in _step_walls(p) if wall.name == "update")
+    walls = () if p.shared is None else p.shared.walls
+    update_ns = sum(wall.saved_ns for wall in walls if wall.name == "update")
     alone_ns = max(p.baseline_ns - update_ns, 0.0) / recorded.samples
     lost_ns = max(0.0, compute_ns - alone_ns * each)
     detail = f"{each:.3g} sample{'s' * (each != 1)} per worker, {recorded.samples} recorded"
     return RunWall("fixed batch", lost_ns, remedy, lost_ns, detail)
 
 
-def _step_walls(p: Predicted) -> tuple[Any, ...]:
-    return () if p.shared is None else p.shared.walls
-
-
 def _batch_norm(recorded: Graph, statistic_ns: float, workers: int, each: float) -> RunWall:
-    normalises = any("batch_norm" in name for name in recorded.strings)
-    if not normalises:
+    if not any("batch_norm" in name for name in recorded.strings):
         return RunWall("batch norm", 0.0, "", 0.0, "no layer normalises over the batch")
     if statistic_ns:
         remedy = "smaller groups: batch_norm_groups"

@@ -128,9 +128,7 @@ class Spatial(Spreads):
         edit, changes = Editor(graph, str(self)), self._changes(graph)
         rescale(edit, graph, changes, context.durations)
         mesh = Mesh(np.arange(self.workers).reshape(self.grid), _AXES)
-        halos = 0
-        for site in _sites(graph):
-            halos += self._exchange(edit, cluster, mesh, site)
+        halos = sum(self._exchange(edit, cluster, mesh, site) for site in _sites(graph))
         put_statistics(edit, graph, cluster, Group.of(whole.members))
         if len(graph.memory):
             self._shrink(edit, graph, changes)
