@@ -19,13 +19,10 @@ from known_durations import BytesMoved
 from slipstream.cli._main import _command
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError, WorkloadError
-from slipstream.hardware import Accelerator, Area, Array, Chips, Pass
-from slipstream.hardware.layers import OPERANDS
-from slipstream.hardware.mapping import cost
+from slipstream.hardware import Accelerator, Area, Array
 from slipstream.nas import Supernet, derive_space, estimate
 from slipstream.nas.codesign import ChipSpace, Codesign, ProcessorSpace, network_layers, search
 from slipstream.nas.trace import op_name
-from slipstream_bench.systems.accelerator.oracle import random_layer
 from slipstream_bench.systems.codesign import oracle
 from slipstream_bench.systems.nas.families import FAMILIES
 
@@ -57,19 +54,8 @@ def width_score(module: nn.Module) -> float:
 
 @pytest.mark.parametrize("seed", range(0, 500, 4))
 def test_cycles_and_bytes_are_those_of_counted_jobs(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    shape = random_layer(rng)
-    array = tuple(int(rng.choice(options)) for options in ((1, 3, 4), (1, 2, 8), (1, 3), (4, 16)))
-    onchip, item = int(rng.choice([64, 1024, 65536])), int(rng.choice([1, 4]))
-    chip = Chips.of(
-        EDGE, tiles=array[0], rows=array[1], columns=array[2], lanes=array[3], onchip_bytes=onchip
-    )
-    for which in (Pass.FORWARD, Pass.INPUT):
-        for operand in OPERANDS[which]:
-            found = cost(shape, which, chip, item_bytes=item, operand=operand)
-            counted = oracle.cycles(shape, which, operand, array)  # type: ignore[arg-type]
-            assert (found.cycles[0], found.job_cycles[0]) == counted
-            assert found.dram_bytes[0] == oracle.dram_bytes(shape, which, onchip, item)
+    for predicted, counted in oracle.comparisons(seed, EDGE):
+        assert predicted == counted
 
 
 def test_the_time_is_at_least_that_of_the_peaks_and_more_hardware_is_never_slower() -> None:

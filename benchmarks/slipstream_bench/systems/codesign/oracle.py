@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from slipstream.hardware import LayerShape, Operand, Pass
+from slipstream.hardware import Accelerator, Chips, LayerShape, Operand, Pass
 from slipstream.hardware.layers import OPERANDS, result_of
-from slipstream_bench.systems.accelerator.oracle import phases
+from slipstream.hardware.mapping import cost
+from slipstream_bench.systems.accelerator.oracle import phases, random_layer
 
 Array = tuple[int, int, int, int]
 """Tiles, rows, columns, lanes."""
@@ -57,3 +59,23 @@ def dram_bytes(s: LayerShape, which: Pass, onchip_bytes: int, item_bytes: int) -
         moved += part + large
         remaining -= part
     return moved + sizes[result_of(which)] * item_bytes
+
+
+Counts = tuple[float, float, float]
+"""Cycles of the busiest tile, cycles of all tiles, bytes of DRAM."""
+
+
+def comparisons(seed: int, base: Accelerator) -> Iterator[tuple[Counts, Counts]]:
+    """Yield the predicted and counted costs of a random layer on a random chip, by mapping."""
+    rng = np.random.default_rng(seed)
+    shape = random_layer(rng)
+    options = ((1, 3, 4), (1, 2, 8), (1, 3), (4, 16))
+    tiles, rows, columns, lanes = (int(rng.choice(values)) for values in options)
+    onchip, item = int(rng.choice([64, 1024, 65536])), int(rng.choice([1, 4]))
+    chip = Chips.of(base, tiles=tiles, rows=rows, columns=columns, lanes=lanes, onchip_bytes=onchip)
+    for which in (Pass.FORWARD, Pass.INPUT):
+        for operand in OPERANDS[which]:
+            found = cost(shape, which, chip, item_bytes=item, operand=operand)
+            predicted = found.cycles[0], found.job_cycles[0], found.dram_bytes[0]
+            counted = cycles(shape, which, operand, (tiles, rows, columns, lanes))
+            yield predicted, (*counted, dram_bytes(shape, which, onchip, item))

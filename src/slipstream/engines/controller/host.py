@@ -26,15 +26,16 @@ from slipstream.child import describe_error
 from slipstream.engines.controller.layout import Box, Shape, Sharding, pieces
 from slipstream.engines.controller.tracing import CompiledFunction, reducing
 from slipstream.errors import CommunicationError, WorkloadError
+from slipstream.ranks.launch import Host
 from slipstream.search.estimators import load_target
 
 # Some of its classes and methods are missing from its stubs.
 distributed: Any = torch.distributed
-MESSAGE_S = 600.0
-"""Time-out of a message between hosts; deadlocks are detected earlier, from where hosts wait."""
 Message = dict[str, Any]
 Event = tuple[Message, bytes]
 _TAGS = 1 << 30
+# Of a message between hosts; deadlocks are detected earlier, from where hosts wait.
+_MESSAGE_S = 600.0
 _CONNECT_S = 60.0
 
 
@@ -241,17 +242,15 @@ class HostRuntime:
     Args:
         number: of the host.
         folder: visible to all hosts; they meet through files in it.
-        timeout_s: of a message between hosts.
         emit: receives each event, with its payload; called from several threads.
     """
 
     runs_here = False
     """Whether this process is a host."""
 
-    def __init__(
-        self, number: int, folder: str, timeout_s: float, emit: Callable[[Message, bytes], None]
-    ) -> None:
-        self.number, self._folder, self._timeout_s, self._emit = number, folder, timeout_s, emit
+    def __init__(self, number: int, folder: str, emit: Callable[[Message, bytes], None]) -> None:
+        self.number, self._folder, self._emit = number, folder, emit
+        os.environ["GLOO_SOCKET_IFNAME"] = Host().interface
         HostRuntime.runs_here = True
         self._groups: dict[str, HostGroup] = {}
         self._programs: dict[int, _Installed] = {}
@@ -297,9 +296,7 @@ class HostRuntime:
         number, hosts, key = message["program"], message["hosts"], message["group"]
         try:
             if len(hosts) > 1 and key not in self._groups:
-                self._groups[key] = HostGroup(
-                    self._folder, key, hosts, self.number, self._timeout_s
-                )
+                self._groups[key] = HostGroup(self._folder, key, hosts, self.number, _MESSAGE_S)
             self._programs[number] = _Installed(message, self.number, self._groups.get(key))
             self._broken.pop(number, None)
         except Exception as error:

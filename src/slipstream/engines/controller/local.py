@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.engines.controller.host import MESSAGE_S, HostRuntime
+from slipstream.engines.controller.host import HostRuntime
 from slipstream.errors import ChildError
 from slipstream.files import temporary_folder
-from slipstream.ranks.launch import Host, count_niceness_everywhere
+from slipstream.ranks.launch import count_niceness_everywhere
 from slipstream.ranks.members import Connection, Frame, Members
 
 
@@ -21,8 +21,7 @@ class LocalEngine:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._folder = str(self._stack.enter_context(temporary_folder("control")))
-        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": Host().interface}
-        self.members = Members("host", f"{__name__}:serve", environment)
+        self.members = Members("host", f"{__name__}:serve", {"OMP_NUM_THREADS": "1"})
         self._stack.callback(self.members.stop)
 
     def start(self, hosts: Sequence[int]) -> None:
@@ -53,7 +52,7 @@ def serve(connection: Connection, number: int, folder: str) -> None:
             connection.send(message, payload)
 
     count_niceness_everywhere()
-    runtime = HostRuntime(number, folder, MESSAGE_S, emit)
+    runtime = HostRuntime(number, folder, emit)
     with contextlib.suppress(OSError):
         while True:
             runtime.post(*connection.receive())

@@ -8,10 +8,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.engines.controller.host import MESSAGE_S, HostRuntime
+from slipstream.engines.controller.host import HostRuntime
 from slipstream.errors import ChildError, MissingExtraError
 from slipstream.files import temporary_folder
-from slipstream.ranks.launch import Host
 from slipstream.ranks.members import Frame, drained
 
 
@@ -37,7 +36,6 @@ class MonarchEngine:
 
     def start(self, hosts: Sequence[int]) -> None:
         kind = actor_kind(self._monarch)
-        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": Host().interface}
         begun = []
         for host in hosts:
             self._procs[host] = self._monarch.this_host().spawn_procs(
@@ -45,7 +43,7 @@ class MonarchEngine:
             )
             actor = self._procs[host].spawn(f"slipstream_host{host}", kind)
             port, receiver = self._monarch.Channel.open()
-            begun.append(actor.begin.call_one(host, self._folder, environment, port))
+            begun.append(actor.begin.call_one(host, self._folder, port))
             self._hosts[host] = actor
             threading.Thread(
                 target=self._receive, args=(host, actor, receiver), daemon=True
@@ -87,12 +85,9 @@ def actor_kind(monarch: Any) -> Any:
 
     class HostActor(monarch.Actor):  # type: ignore[misc]
         @monarch.endpoint  # type: ignore[untyped-decorator]
-        def begin(self, host: int, folder: str, environment: dict[str, str], port: Any) -> None:
-            import os
-
-            os.environ.update(environment)
+        def begin(self, host: int, folder: str, port: Any) -> None:
             self._runtime = HostRuntime(
-                host, folder, MESSAGE_S, lambda message, payload: port.send((message, payload))
+                host, folder, lambda message, payload: port.send((message, payload))
             )
 
         @monarch.endpoint  # type: ignore[untyped-decorator]

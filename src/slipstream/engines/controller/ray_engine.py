@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.engines.controller.host import MESSAGE_S, HostRuntime
+from slipstream.engines.controller.host import HostRuntime
 from slipstream.engines.trials.ray_executor import end_processes, ray_module, start_ray
 from slipstream.errors import ChildError
 from slipstream.files import temporary_folder
-from slipstream.ranks.launch import Host
 from slipstream.ranks.members import Frame, drained
 
 
@@ -77,10 +75,9 @@ class _HostActor:
     """A host in Ray: `post` runs in order in one thread, `events` in another."""
 
     def __init__(self, host: int, folder: str) -> None:
-        os.environ["GLOO_SOCKET_IFNAME"] = Host().interface
         self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._runtime = HostRuntime(
-            host, folder, MESSAGE_S, lambda message, payload: self._waiting.put((message, payload))
+            host, folder, lambda message, payload: self._waiting.put((message, payload))
         )
 
     def post(self, message: dict[str, Any], payload: bytes) -> None:
