@@ -15,6 +15,8 @@ from forked_ranks import run_ranks
 from slipstream.cluster.orders import Action
 from slipstream.errors import CommunicationError, WorkloadError
 from slipstream.technique import parse
+from slipstream.techniques.distributed.chains import chain
+from slipstream.techniques.pipeline.simulation import simulate
 from slipstream.techniques.pipeline.stages import _divide
 from slipstream.techniques.pipeline.technique import Pipeline
 from slipstream.workload import BuiltWorkload
@@ -113,88 +115,39 @@ def test_frozen_layers_stay_in_evaluation_mode_and_get_no_gradients(
     assert sum(answer[1] for answer in answers) == built.samples == 25
 
 
-class Simulated:
-    """All stages of an asynchronous pipeline in one process, in order of their dependencies."""
-
-    def __init__(self, technique: Pipeline, starts: list[int]) -> None:
-        model, (x, y), self.loss, _ = parts()
-        layers = [layer for block in model for layer in
-                  (block if isinstance(block, nn.Sequential) else [block])]  # fmt: skip
-        self.stages = [nn.Sequential(*layers[a:b]) for a, b in itertools.pairwise(starts)]
-        self.optimizers = [
-            torch.optim.SGD(stage.parameters(), 0.05, momentum=0.9) for stage in self.stages
-        ]
-        self.order, self.stash = technique.order, technique.schedule == "pipedream"
-        self.xs, self.ys = x.chunk(self.order.micro_batches), y.chunk(self.order.micro_batches)
-
-    def losses(self) -> list[float]:
-        n, last = self.order.micro_batches, len(self.stages) - 1
-        queues = [
-            [
-                (slot, step - slot.shift)
-                for step in range(STEPS)
-                for slot in row
-                if step >= slot.shift
-            ]
-            for row in self.order.slots
-        ]
-        outputs: dict[tuple[int, int], Any] = {}
-        gradients: dict[tuple[int, int], torch.Tensor | None] = {}
-        losses = [0.0] * STEPS
-        while any(queues):
-            for rank, stage in enumerate(self.stages):
-                while queues[rank]:
-                    slot, step = queues[rank][0]
-                    m = step * n + slot.micro_batch
-                    if slot.action is Action.UPDATE:
-                        with torch.autograd._unsafe_preserve_version_counter(
-                            tuple(stage.parameters())
-                        ):
-                            self.optimizers[rank].step()
-                        self.optimizers[rank].zero_grad()
-                    elif slot.action is Action.FORWARD:
-                        if rank and (rank - 1, m) not in outputs:
-                            break
-                        x = self.xs[slot.micro_batch]
-                        if rank:
-                            x = outputs[rank - 1, m][1].detach().requires_grad_()
-                        weights = {k: p.detach().clone().requires_grad_() if self.stash else p
-                                   for k, p in stage.named_parameters()}  # fmt: skip
-                        out = torch.func.functional_call(stage, weights, (x,))
-                        if rank == last:
-                            out = self.loss(out, self.ys[slot.micro_batch]) / n
-                            losses[step] += float(out.detach())
-                        outputs[rank, m] = x, out, weights
-                    else:
-                        if rank < last and (rank + 1, m) not in gradients:
-                            break
-                        x, out, weights = outputs[rank, m]
-                        out.backward(None if rank == last else gradients[rank + 1, m])
-                        gradients[rank, m] = x.grad
-                        for k, p in stage.named_parameters():
-                            if self.stash:
-                                p.grad = weights[k].grad + (0 if p.grad is None else p.grad)
-                    queues[rank].pop(0)
-        return losses
-
-
-@pytest.mark.parametrize("schedule", ["async", "pipedream"])
-@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (3, 1), (3, 2)])
-def test_asynchronous_stages_use_the_versions_of_the_order(
-    stages: int, micro_batches: int, schedule: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stages", "settings"),
+    [
+        (2, "micro_batches=1,schedule=async"),
+        (3, "micro_batches=1,schedule=async,rescheduling=20,correction=0.135,warmup=4"),
+        (3, "micro_batches=2,schedule=async,correction=0.5"),
+        (2, "micro_batches=2,schedule=pipedream,warmup=1"),
+        (3, "micro_batches=1,schedule=pipedream,rescheduling=40"),
+    ],
+)
+def test_asynchronous_stages_train_like_simulated_ones(
+    stages: int, settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Equal times give the same cut in every run.
     module = "slipstream.techniques.pipeline.stages"
     monkeypatch.setattr(f"{module}.layer_times", lambda layers, x: [1.0] * len(layers))
-    technique = Pipeline(stages, micro_batches, schedule)
+    (technique,) = parse(f"pipeline:{stages},{settings}")
+    assert isinstance(technique, Pipeline)
     answers = run_technique(technique)
-    order = technique.order
+    model, batch, loss, optimizer = parts()
+    layers = [layer for _, layer in chain(model, "test")]
+    cut = [nn.Sequential(*layers[a:b]) for a, b in itertools.pairwise(_divide([1.0] * 11, stages))]
+    history = simulate(cut, [batch] * STEPS, loss, optimizer, technique)
+    assert answers[-1][0] == pytest.approx(history.losses, rel=1e-5)
+    order, warmup = technique.order, technique.warmup
     for rank, (_, logs, _) in enumerate(answers):
-        assert sum(map(len, logs))
-        for action, number, updates in (entry for log in logs for entry in log):
-            assert updates == order.version(rank, number, Action(action))
-    starts = _divide([1.0] * 11, stages)
-    assert answers[-1][0] == pytest.approx(Simulated(technique, starts).losses(), rel=1e-5)
+        entries = [entry for log in logs for entry in log]
+        # The simulated pipeline also drains.
+        assert history.log[rank][: len(entries)] == entries
+        for action, number, updates in entries:
+            after = number - warmup * order.micro_batches
+            version = order.version(rank, after, Action(action)) if after >= 0 else 0
+            assert updates == (warmup + version if after >= 0 else number // order.micro_batches)
 
 
 def lost(technique: Pipeline, rank: int) -> None:

@@ -1,11 +1,24 @@
-"""Pipelines of stages: schedules, predictions and stable learning rates.
+"""Pipelines of stages: schedules, predictions, simulated training and stable learning rates.
 
 import slipstream as ss
 
 ss.pipeline.largest_stable_rate(delay=3, curvature=40.0)
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
 from slipstream.techniques.pipeline.stability import largest_stable_rate
 from slipstream.techniques.pipeline.technique import Pipeline
 
-__all__ = ["Pipeline", "largest_stable_rate"]
+if TYPE_CHECKING:
+    from slipstream.techniques.pipeline.simulation import PipelineHistory, simulate
+
+# These import torch, and are therefore imported on first use.
+_LATE = {"PipelineHistory": "simulation", "simulate": "simulation"}
+
+__all__ = ["Pipeline", "PipelineHistory", "largest_stable_rate", "simulate"]
+
+__getattr__, __dir__ = late(__name__, _LATE, __all__)

@@ -7,18 +7,18 @@ the backward pass into gradients of inputs and of weights is torch's.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from slipstream.cluster.orders import Action, Order, Slot
+from slipstream.cluster.orders import Action
 from slipstream.errors import CommunicationError, WorkloadError
 from slipstream.ranks.launch import RANK_TIMEOUT_S
 from slipstream.techniques.distributed.chains import (
@@ -28,7 +28,11 @@ from slipstream.techniques.distributed.chains import (
     layer_times,
     shared_batch,
 )
+from slipstream.techniques.pipeline.passes import StagePasses, actions_of, need_separate
 from slipstream.workload import BuiltWorkload
+
+if TYPE_CHECKING:
+    from slipstream.techniques.pipeline.technique import Pipeline
 
 # Receives that are posted before they are used, in each direction.
 _POSTED = 2
@@ -39,19 +43,17 @@ _TAGS = 1 << 20
 _FORWARD, _BACKWARD, _LOSS = 1, 2, 3
 
 
-def run_as_stage(built: BuiltWorkload, order: Order, *, stash: bool) -> None:
+def run_as_stage(built: BuiltWorkload, technique: Pipeline) -> None:
     """Keep this rank's stage of the model, and let each step run the stage's actions.
 
     The batch is that of rank 0. Layers are divided so that the slowest stage is as fast as
     possible, as timed on rank 0.
 
-    Args:
-        stash: whether backward passes use the weights of their forward passes.
-
     Raises:
         WorkloadError: the model is not a chain of layers, the batch is not a pair of tensors, or it
             does not make equal micro-batches.
     """
+    order = technique.order
     layers = [layer for _, layer in chain(built.model, "pipeline")]
     inputs, targets = shared_batch(built, "pipeline")
     if len(inputs) % order.micro_batches or len(layers) < order.stages:
@@ -64,25 +66,17 @@ def run_as_stage(built: BuiltWorkload, order: Order, *, stash: bool) -> None:
     messages = layer_messages(layers, xs[0])
     starts = _starts(layers, xs[0], order.stages)
     rank = dist.get_rank()
-    stage = nn.Sequential(*layers[starts[rank] : starts[rank + 1]])
+    stages = [nn.Sequential(*layers[a:b]) for a, b in itertools.pairwise(starts)]
+    stage = stages[rank]
+    need_separate(stages)
     own = {id(parameter) for parameter in stage.parameters()}
-    if any(
-        id(parameter) in own
-        for number, layer in enumerate(layers)
-        if not starts[rank] <= number < starts[rank + 1]
-        for parameter in layer.parameters()
-    ):
-        raise WorkloadError(
-            "a parameter is shared by layers of different stages",
-            remedy="use fewer stages, or train without tied weights",
-        )
     for group in built.optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in own:
                 built.optimizer.state.pop(parameter, None)
         group["params"] = [p for p in group["params"] if id(p) in own]
     between = [messages[start - 1] for start in starts[1:-1]]
-    runner = Stage(stage, built.loss, built.optimizer, order, xs, ys, between, stash=stash)
+    runner = Stage(stages, built.loss, built.optimizer, technique, xs, ys, between)
     built.model, built.step, built.settle = stage, runner.step, runner.settle
     # The ranks share the samples of a step.
     each, remainder = divmod(built.samples_before, order.stages)
@@ -114,35 +108,29 @@ def _divide(times: Sequence[float], stages: int) -> list[int]:
 
 
 class Stage:
-    """One stage, which runs the slots of its order, one optimizer step at a time."""
+    """One stage in a process group, which runs one optimizer step at a time."""
 
     def __init__(
-        self, module: nn.Module, loss: Any, optimizer: Any, order: Order,
+        self, stages: Sequence[nn.Module], loss: Any, optimizer: Any, technique: Pipeline,
         inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor],
-        messages: Sequence[LayerMessage], *, stash: bool,
+        messages: Sequence[LayerMessage],
     ) -> None:  # fmt: skip
-        self.rank, self.stages = dist.get_rank(), order.stages
-        self.module, self.loss, self.optimizer, self.order = module, loss, optimizer, order
+        self.rank, self.stages = dist.get_rank(), len(stages)
+        self.order, self._warmup = technique.order, technique.warmup
         self._inputs, self._targets = inputs, targets
         self._messages = messages
-        self._trains = self.is_last or messages[self.rank].trains
-        """Whether it has a backward pass."""
-        self._returns = self.rank > 0 and messages[self.rank - 1].trains
-        """Whether the previous stage waits for a gradient."""
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self.passes = StagePasses(
+            stages[self.rank], loss, optimizer, technique, self.order, self.rank,
+            # Whether the previous stage waits for a gradient.
+            returns=self.rank > 0 and messages[self.rank - 1].trains,
+            trains=self.is_last or messages[self.rank].trains,
+        )  # fmt: skip
         self._step = 0
-        self.log: list[tuple[str, int, int]] = []
-        """Action, micro-batch and number of updates before it, of the last step."""
-        self.updates = 0
-        # By micro-batch since the start: input and output of its forward pass.
-        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._groups: dict[int, Any] = {}
         self._received: dict[int, deque[tuple[int, Any, torch.Tensor]]] = {
             _FORWARD: deque(), _BACKWARD: deque(), _LOSS: deque()
         }  # fmt: skip
         self._posted = {_FORWARD: 0, _BACKWARD: 0}
         self._sent: deque[list[tuple[Any, int, torch.Tensor]]] = deque()
-        self._weights = _Stash(module, self._parameters) if stash else None
         # Tags of other messages of these ranks may be equal.
         self._group = dist.new_group(timeout=timedelta(seconds=RANK_TIMEOUT_S))
 
@@ -150,25 +138,27 @@ class Stage:
     def is_last(self) -> bool:
         return self.rank == self.stages - 1
 
+    @property
+    def log(self) -> list[tuple[str, int, int]]:
+        """Action, micro-batch and number of updates before it, of the last step."""
+        return self.passes.log
+
     def step(self) -> torch.Tensor:
         """Run one optimizer step; return the loss of the whole batch."""
         self._sent.append([])
-        self.log = []
+        self.passes.log = []
         total = torch.zeros(())
-        for slot in self.order.slots[self.rank]:
-            step = self._step - slot.shift
-            if step < 0:
-                # The pipeline is still filling.
-                continue
-            if slot.action is Action.UPDATE:
-                self._update()
-                continue
-            number = step * self.order.micro_batches + slot.micro_batch
-            self.log.append((slot.action.value, number, self.updates))
-            if slot.action is Action.FORWARD:
-                total += self._forward(number, slot)
+        for action, number, part in actions_of(self.order, self._warmup, self.rank, self._step):
+            if action is Action.UPDATE:
+                self.passes.update()
+            elif action is Action.FORWARD:
+                total += self._forward(number, part)
             else:
-                self._backward(number, slot.action)
+                gradient = self.passes.backward(
+                    number, action, functools.partial(self._gradient, number)
+                )
+                if gradient is not None:
+                    self._send(gradient, self.rank - 1, _BACKWARD, number)
         while len(self._sent) > _PENDING_STEPS:
             self._wait_for_oldest()
         self._step += 1
@@ -179,51 +169,16 @@ class Stage:
         while self._sent:
             self._wait_for_oldest()
 
-    def _forward(self, number: int, slot: Slot) -> torch.Tensor:
-        x = self._inputs[slot.micro_batch]
-        if self.rank:
-            x = self._receive(_FORWARD, self.rank - 1, number).requires_grad_(self._returns)
-        out = self.module(x) if self._weights is None else self._weights.forward(number, x)
+    def _forward(self, number: int, part: int) -> torch.Tensor:
+        x = self._receive(_FORWARD, self.rank - 1, number) if self.rank else self._inputs[part]
+        out = self.passes.forward(number, x, self._targets[part] if self.is_last else None)
         if self.is_last:
-            out = self.loss(out, self._targets[slot.micro_batch]) / self.order.micro_batches
-        else:
-            self._send(out.detach(), self.rank + 1, _FORWARD, number)
-        self._held[number] = x, out
-        return out.detach() if self.is_last else torch.zeros(())
-
-    def _backward(self, number: int, action: Action) -> None:
-        x, out = self._held[number]
-        if action is Action.INPUT and self._returns:
-            gradient: Any = None if self.is_last else [self._gradient(number)]
-            (sent, *_), self._groups[number] = stage_backward_input(
-                [out], gradient, [x], iter(self._parameters)
-            )
-            assert sent is not None
-            self._send(sent, self.rank - 1, _BACKWARD, number)
-        if action is Action.INPUT:
-            return
-        del self._held[number]
-        if number in self._groups:
-            stage_backward_weight(iter(self._parameters), self._groups.pop(number))
-        elif self._trains:
-            out.backward(self._gradient(number))
-            if self._weights is not None:
-                self._weights.collect(number)
-            if self._returns:
-                assert x.grad is not None
-                self._send(x.grad, self.rank - 1, _BACKWARD, number)
+            return out
+        self._send(out, self.rank + 1, _FORWARD, number)
+        return torch.zeros(())
 
     def _gradient(self, number: int) -> torch.Tensor | None:
         return None if self.is_last else self._receive(_BACKWARD, self.rank + 1, number)
-
-    def _update(self) -> None:
-        # Backward passes in flight compute with the current weights on purpose.
-        with _unsafe_preserve_version_counter(tuple(self._parameters)):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.updates += 1
-        if self._weights is not None:
-            self._weights.renew()
 
     # ---- messages -----------------------------------------------------------------------------
 
@@ -237,7 +192,7 @@ class Stage:
         queue = self._received[kind]
         shape, dtype, _ = self._messages[self.rank - (kind == _FORWARD)]
         # A pipeline that drains has nothing in transit after its step.
-        drains = not self.order.max_shift
+        drains = not self.order.max_shift or self._step < self._warmup
         limit = (self._step + 1) * self.order.micro_batches if drains else number + _POSTED + 1
         while len(queue) <= _POSTED and self._posted[kind] < limit:
             following = self._posted[kind]
@@ -267,7 +222,7 @@ class Stage:
             buffer, self.stages - 1, tag=_LOSS * _TAGS + number % _TAGS, group=self._group
         )
         queue.append((number, work, buffer))
-        late = self.stages if self.order.max_shift else 0
+        late = self.stages if self.order.max_shift and number >= self._warmup else 0
         while queue and queue[0][0] <= max(number - late, 0):
             _, work, self._loss = queue.popleft()
             self._wait(work, self.stages - 1)
@@ -292,34 +247,3 @@ class Stage:
                 f"step {self._step}: {reason}",
                 remedy="look at the output of that rank",
             ) from error
-
-
-class _Stash:
-    """Versions of a stage's weights, so that a backward pass uses those of its forward pass."""
-
-    def __init__(self, module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        self._module, self._parameters = module, parameters
-        self._names = [name for name, p in module.named_parameters() if p.requires_grad]
-        self._used: dict[int, list[torch.Tensor]] = {}
-        self.renew()
-
-    def renew(self) -> None:
-        """Copy the current weights."""
-        self._current = [p.detach().clone().requires_grad_() for p in self._parameters]
-
-    def forward(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        self._used[number] = self._current
-        weights = dict(zip(self._names, self._current, strict=True))
-        output: torch.Tensor = torch.func.functional_call(self._module, weights, (x,))
-        return output
-
-    def collect(self, number: int) -> None:
-        """Add the gradients of a micro-batch to those of the parameters."""
-        for parameter, copy in zip(self._parameters, self._used.pop(number), strict=True):
-            if copy.grad is None:
-                continue
-            if parameter.grad is None:
-                parameter.grad = copy.grad.clone()
-            else:
-                parameter.grad += copy.grad
-            copy.grad = None

@@ -46,11 +46,19 @@ class Pipeline(Spreads):
         schedule: ``gpipe``, ``1f1b`` and ``zero_bubble`` make the update of the whole batch;
             ``pipedream`` and ``async`` never drain the pipeline, so that early stages compute with
             older weights, of which ``pipedream`` keeps a copy for the backward pass.
+        rescheduling: number of updates in which the learning rate of a stage rises from the given
+            one divided by the stage's delay to the given one; 0 to use the given one throughout.
+        correction: decay, over the delay, of the moving average of updates by which ``async``
+            extrapolates the weights of backward passes; 0 for the current weights.
+        warmup: number of first steps that drain the pipeline.
     """
 
     workers: int = 2
     micro_batches: int = 4
     schedule: Schedule = "1f1b"
+    rescheduling: int = 0
+    correction: float = 0.0
+    warmup: int = 0
 
     name: ClassVar[str] = "pipeline"
     traits: ClassVar[Traits] = replace(
@@ -74,6 +82,22 @@ class Pipeline(Spreads):
                 f"'{self.schedule}' is not possible",
                 remedy="pass one of " + ", ".join(ORDERS),
             )
+        for name, value, valid, remedy in (
+            ("rescheduling", self.rescheduling, self.rescheduling >= 0, "0 or a number of updates"),
+            ("correction", self.correction, 0 <= self.correction < 1, "for example 0.135"),
+            ("warmup", self.warmup, self.warmup >= 0, "0 or a number of steps"),
+        ):
+            if not valid:
+                raise InvalidArgumentError(
+                    f"pipeline:{name}", f"{value} is outside its range", remedy=f"pass {remedy}"
+                )
+            needed = ("async",) if name == "correction" else ("async", "pipedream")
+            if value and self.schedule not in needed:
+                raise InvalidArgumentError(
+                    f"pipeline:{name}",
+                    f"the schedule '{self.schedule}' has no weights to correct",
+                    remedy="pass schedule=" + " or ".join(needed),
+                )
 
     @property
     def order(self) -> Order:
@@ -124,7 +148,9 @@ class Pipeline(Spreads):
             micro=micro,
             accumulate_ns=self._accumulate_ns(graph, context, modules),
             weight_copies=[
-                order.stashed_versions(stage) if self.schedule == "pipedream" else 1
+                order.stashed_versions(stage)
+                if self.schedule == "pipedream"
+                else 1 + (self.correction > 0 and order.delay(stage) > 0)
                 for stage in range(self.workers)
             ],
         )
@@ -212,7 +238,7 @@ class Pipeline(Spreads):
                 "pipeline needs the loss and the optimizer of the step",
                 remedy="return (model, batch, loss, optimizer)",
             )
-        run_as_stage(built, self.order, stash=self.schedule == "pipedream")
+        run_as_stage(built, self)
 
     def code(self, workload: Workload) -> CodeChange | None:
         return self.by_hand("", "see torch.distributed.pipelining.pipeline and its schedules")
