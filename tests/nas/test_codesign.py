@@ -18,7 +18,13 @@ import slipstream as ss
 from known_durations import BytesMoved
 from slipstream.cli._main import _command
 from slipstream.durations import Durations
-from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError, WorkloadError
+from slipstream.errors import (
+    InvalidArgumentError,
+    SlipstreamError,
+    StoreError,
+    UnknownNameError,
+    WorkloadError,
+)
 from slipstream.hardware import Accelerator, Area, Array
 from slipstream.nas import Supernet, derive_space, estimate
 from slipstream.nas.codesign import ChipSpace, Codesign, ProcessorSpace, network_layers, search
@@ -165,6 +171,20 @@ def test_a_search_returns_pairs_within_the_limits(algorithm: str, tmp_path: Path
     again = found(constraints=limits, algorithm=algorithm, store=store).run(15)
     assert again.trainings == 0
     assert again.pareto() == front
+
+
+@pytest.mark.parametrize(
+    "chips",
+    [ChipSpace(EDGE, VALUES | {"rows": (2, 4)}), ChipSpace(EDGE, VALUES, item_bytes=2),
+     ChipSpace(replace(EDGE, vector_lanes=2 * EDGE.vector_lanes), VALUES)],
+)  # fmt: skip
+def test_a_search_is_not_continued_on_other_chips(chips: ChipSpace, tmp_path: Path) -> None:
+    store = tmp_path / "pairs.db"
+    found(exponents={"energy": -0.5}, store=store).run(1)
+    with pytest.raises(StoreError, match="hardware was 'ChipSpace of 64 points"):
+        search(supernet(), width_score, chips, exponents={"energy": -0.5}, store=store).run(2)
+    with pytest.raises(StoreError, match="exponents was"):
+        found(exponents={"energy": -0.1}, store=store).run(2)
 
 
 def test_one_objective_is_the_score_times_costs_to_exponents() -> None:

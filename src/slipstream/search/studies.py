@@ -106,6 +106,7 @@ class Study:
         start: Sequence[Mapping[str, Any]] = (),
         warm_start: Iterable[Study | str | Path] = (),
         callbacks: Sequence[Callback] = (),
+        context: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.space = space if isinstance(space, Space) else Space(space)
@@ -130,6 +131,7 @@ class Study:
         self.rungs = copy.deepcopy(self.policy)
         self._warm = list(warm_start)
         self.callbacks = list(callbacks)
+        self.context = dict(context or {})
         self._store, self._is_open = Store(None), False
         self.trials: list[Trial] = []
         self.running: dict[int, Trial] = {}
@@ -158,6 +160,7 @@ class Study:
             "objectives": {o.metric: o.direction for o in self.objectives},
             "constraints": [f"{limit.metric} {limit.text}" for limit in self.limits],
             "seed": self.seed, "strategy": self.strategy.name, "rungs": repr(self.policy),
+            **self.context,
         }  # fmt: skip
 
     # Running
@@ -698,6 +701,7 @@ def study(
         warm_start: other studies over the same space, or their files, to learn from.
         callbacks: functions called with the study and each trial that ended; they may call
             `Study.stop`.
+        context: other settings, as JSON by name, that must be unchanged to resume the study.
 
     Raises:
         InvalidArgumentError: the space is empty, limits contradict each other, or units differ.

@@ -51,6 +51,7 @@ class ChipSpace(HardwareSpace):
     """
 
     metrics: ClassVar = {"time": "ms", "energy": "mJ", "area": "mm2"}
+    settings: ClassVar = ("base", "values", "item_bytes", "batch")
 
     def __init__(
         self,

@@ -287,6 +287,7 @@ def search(
         analytic=[Estimator(costs_of, hardware.metrics, Provenance.SIMULATED)],
         constraints={limit.metric: f"{limit.op} {limit.value!r}" for limit in limits},
         strategy=strategy, seed=seed, store=store, start=start,
+        context={"hardware": hardware.identity, "exponents": weights},
     )  # fmt: skip
     return found
 

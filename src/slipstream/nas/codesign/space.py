@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,13 +21,22 @@ class HardwareSpace(ABC):
     Attributes:
         metrics: metrics that `costs` returns, with their units.
         values: values of each attribute; the last one varies fastest.
+        settings: names of the attributes that determine the costs.
     """
 
     metrics: ClassVar[Mapping[str, str]]
+    settings: ClassVar[tuple[str, ...]] = ("values",)
     values: Mapping[str, tuple[Any, ...]]
 
     def __len__(self) -> int:
         return math.prod(self._sizes)
+
+    @property
+    def identity(self) -> str:
+        """Description that differs between spaces with other costs."""
+        settings = repr([getattr(self, name) for name in self.settings])
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        return f"{type(self).__name__} of {len(self):,} points, {digest}"
 
     @property
     def _sizes(self) -> list[int]:
