@@ -44,6 +44,19 @@ SLIPSTREAM_CACHE_API void slipstream_cache_edges(double *edge);
 SLIPSTREAM_CACHE_API int64_t slipstream_cache_number(const uint64_t *key, int64_t count,
                                                      int32_t *id);
 
+// Requests from OpenTelemetry spans in protobuf's wire format (OTLP). Spans with one of the first
+// `object_keys` of `keys` are requests; the other keys are those of sizes. Each key ends with 0, and
+// so does the list. Without `skip_bad`, the first damage ends the reading. Null: out of memory.
+SLIPSTREAM_CACHE_API void *slipstream_otlp_read(const char *bytes, int64_t size, const char *keys,
+                                                int32_t object_keys, int32_t skip_bad);
+SLIPSTREAM_CACHE_API void slipstream_otlp_free(void *spans);
+// Results: for tables of distinct items, the ends of items (int64) and the items: 0-1 words (names of
+// spans, and keys), 2-3 values and 4-5 objects (AnyValue messages), 6-7 attributes (int32 pairs of
+// word and value, without object and size), 8-9 contexts (int32 attributes, then words of the span
+// and its callers). Then int64 rows: 10 requests by time (time in ns, size, object, context), 11
+// damage (byte, kind), 12 the number of duplicate spans.
+SLIPSTREAM_CACHE_API const char *slipstream_otlp_result(void *spans, int32_t number, int64_t *size);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slipstream.data import ORACLE_GENERAL
 from slipstream.data.kinds import Accesses
@@ -67,39 +72,131 @@ def test_otlp_json_has_hexadecimal_ids_and_integers_as_strings(tmp_path: Path) -
     assert trace.notes == {"duplicate spans skipped": 1}
 
 
+def field(number: int, value: bytes | int | str | float) -> bytes:
+    """Encode a field in protobuf's wire format: a varint, a double, or bytes with their length."""
+    if isinstance(value, float):
+        return bytes([number << 3 | 1]) + struct.pack("<d", value)
+    if isinstance(value, int):
+        return bytes([number << 3]) + varint(value % (1 << 64))
+    content = value.encode() if isinstance(value, str) else value
+    return bytes([number << 3 | 2]) + varint(len(content)) + content
+
+
+def varint(value: int) -> bytes:
+    low = bytes([value & 127])
+    return low if value < 128 else bytes([low[0] | 128]) + varint(value >> 7)
+
+
+def pair(key: str, value: bytes) -> bytes:
+    return field(1, key) + field(2, value)
+
+
+def proto_span(source: dict[str, Any], **changes: bytes) -> bytes:
+    """Encode a span of OTLP JSON; `changes` replace its ids."""
+    ids = {key: bytes.fromhex(source.get(key, "")) for key in ("traceId", "spanId", "parentSpanId")}
+    content = b"".join(
+        field(at, each) for at, each in zip((1, 2, 4), (ids | changes).values(), strict=True)
+    )
+    content += (
+        field(5, source["name"]) + b"\x39" + struct.pack("<Q", int(source["startTimeUnixNano"]))
+    )
+    for each in source.get("attributes", ()):
+        ((kind, value),) = each["value"].items()
+        any_value = field(1, value) if kind == "stringValue" else field(3, int(value))
+        content += field(9, pair(each["key"], any_value))
+    return content
+
+
+def proto(*spans: bytes) -> bytes:
+    """Encode the message of `otlp`; the resource follows the spans, as it may."""
+    scope = field(2, b"".join(field(2, span) for span in spans))
+    resource = field(1, field(1, pair("service.name", field(1, "trainer"))))
+    return field(1, scope + resource)
+
+
+def proto_trace(path: Path, content: bytes, skip_bad: bool = False) -> AccessTrace:
+    path.write_bytes(content)
+    return import_trace(path, skip_bad=skip_bad)
+
+
+def columns(trace: AccessTrace) -> dict[str, Any]:
+    return {name: np.asarray(value).tolist() for name, value in vars(trace).items()}
+
+
 def test_otlp_protobuf_equals_json(tmp_path: Path) -> None:
-    module = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
-    service = pytest.importorskip(module, exc_type=ImportError)
-    message = service.ExportTraceServiceRequest()
-    resource = message.resource_spans.add()
-    resource.resource.attributes.add(key="service.name").value.string_value = "trainer"
-    scope = resource.scope_spans.add()
-    for source in (SPAN, PARENT):
-        start_ns = int(str(source["startTimeUnixNano"]))
-        span = scope.spans.add(name=source["name"], start_time_unix_nano=start_ns)
-        span.trace_id = bytes.fromhex(str(source["traceId"]))
-        span.span_id = bytes.fromhex(str(source["spanId"]))
-        span.parent_span_id = bytes.fromhex(str(source.get("parentSpanId", "")))
-        pairs: Any = source.get("attributes", ())
-        for pair in pairs:
-            value = span.attributes.add(key=pair["key"]).value
-            if "intValue" in pair["value"]:
-                value.int_value = int(pair["value"]["intValue"])
-            else:
-                value.string_value = pair["value"]["stringValue"]
-    (tmp_path / "spans.pb").write_bytes(message.SerializeToString())
-    ours = import_trace(str(tmp_path / "spans.pb"))
-    theirs = import_trace(write(tmp_path / "spans.json", otlp(SPAN, PARENT)))
-    assert (ours.names, ours.context_texts) == (theirs.names, theirs.context_texts)
-    assert ours.time_ns.tolist() == theirs.time_ns.tolist()
-    assert ours.sizes.tolist() == theirs.sizes.tolist()
-    (tmp_path / "cut.pb").write_bytes(message.SerializeToString()[:-3])
-    with pytest.raises(TraceError, match="OTLP"):
-        import_trace(str(tmp_path / "cut.pb"))
-    scope.spans[0].start_time_unix_nano = 1 << 63
-    (tmp_path / "late.pb").write_bytes(message.SerializeToString())
-    with pytest.raises(TraceError, match="2\\^63 ns"):
-        import_trace(str(tmp_path / "late.pb"))
+    other = SPAN | {"spanId": "00" * 7 + "01", "parentSpanId": SPAN["spanId"], "name": "create b",
+                    "startTimeUnixNano": "5"}  # fmt: skip
+    loop = SPAN | {"spanId": "00" * 7 + "02", "parentSpanId": "00" * 7 + "02"}
+    sources = SPAN, PARENT, SPAN, other, loop
+    expected = columns(import_trace(write(tmp_path / "spans.json", otlp(*sources))))
+    whole = proto(*map(proto_span, sources))
+    assert columns(proto_trace(tmp_path / "spans.pb", whole)) == expected
+    assert expected["notes"] == {"duplicate spans skipped": 1}
+    # The collector's file exporter, one message per span.
+    framed = (proto(proto_span(source)) for source in sources)
+    framed_content = b"".join(struct.pack(">I", len(each)) + each for each in framed)
+    assert columns(proto_trace(tmp_path / "framed.pb", framed_content)) == expected
+
+
+def test_otlp_protobuf_has_values_of_every_type(tmp_path: Path) -> None:
+    values = {
+        "a": (field(3, -7), "-7"), "b": (field(2, 1), "True"), "c": (field(4, 0.5), "0.5"),
+        "d": (b"", ""), "e": (field(7, b"\xff"), "\\xff"),
+        "f": (field(5, field(1, field(1, "x"))), "x"),
+    }  # fmt: skip
+    attributes = b"".join(field(9, pair(key, value)) for key, (value, _) in values.items())
+    trace = proto_trace(tmp_path / "t.pb", proto(proto_span(SPAN) + attributes))
+    context = dict(trace.context_texts[0])
+    assert {key: context[key].strip("\n\x01\x03") for key in values} == {
+        key: text for key, (_, text) in values.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        (proto_span(SPAN, traceId=b"1"), "trace id does not have 16 bytes"),
+        (proto_span(SPAN, parentSpanId=b"1"), "its parent does not have 8 bytes"),
+        (proto_span(SPAN | {"startTimeUnixNano": str(1 << 63)}), "2\\^63 ns"),
+        (proto_span(SPAN) + field(9, pair("size", field(3, 1 << 57))), "64 PiB"),
+        (proto_span(SPAN) + field(9, pair("size", field(1, "7 MB"))), "64 PiB"),
+        (proto_span(SPAN) + field(9, pair("job", b"\x21\0")), "cut off"),
+        (proto_span(SPAN) + b"\x07", "malformed"),
+        (proto_span(SPAN) + b"\x80" * 11, "malformed"),
+    ],
+)
+def test_a_bad_span_names_its_byte_or_is_counted(tmp_path: Path, changed: bytes, what: str) -> None:
+    fine = proto_span(PARENT), proto_span(SPAN | {"spanId": "00" * 8})
+    content = proto(fine[0], changed, fine[1])
+    with pytest.raises(TraceError, match=what) as caught:
+        proto_trace(tmp_path / "t.pb", content)
+    begin = content.index(changed)
+    assert begin <= int(caught.value.where.rpartition(" ")[2]) <= begin + len(changed)
+    trace = proto_trace(tmp_path / "t.pb", content, skip_bad=True)
+    assert (len(trace), trace.notes) == (1, {"bad entries skipped": 1})
+
+
+def test_a_protobuf_file_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    spans = [proto_span(SPAN | {"spanId": f"{n:016x}"}) for n in range(9)]
+    content = proto(*spans)
+    for length in (5, content.index(spans[4]) - 1, content.index(spans[4]) + 7, len(content) - 1):
+        with pytest.raises(TraceError, match="cut off"):
+            proto_trace(tmp_path / "t.pb", content[:length])
+        trace = proto_trace(tmp_path / "t.pb", content[:length], skip_bad=True)
+        assert len(trace) == sum(span in content[:length] for span in spans)
+        assert trace.notes == {"bad entries skipped": 1}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_protobuf_never_crashes(data: st.DataObject) -> None:
+    content = bytearray(proto(proto_span(SPAN), proto_span(PARENT)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    with tempfile.NamedTemporaryFile(suffix=".pb") as file:
+        for skip_bad in (True, False):
+            with contextlib.suppress(TraceError):
+                assert len(proto_trace(Path(file.name), bytes(content), skip_bad)) <= 2
 
 
 def test_jaeger_json(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import io
 import itertools
 import json
+import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +17,25 @@ import numpy as np
 
 from slipstream.data import ORACLE_GENERAL, get
 from slipstream.engines.storage.policies import numbered
-from slipstream.engines.storage.traces import OPS, AccessTrace, TraceError
+from slipstream.engines.storage.traces import OPS, AccessTrace, TraceError, distinct
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.files import opened, read_bytes
+from slipstream.native.family import INT32, INT64, POINTER, TEXT, Family
 
 _OBJECT = ("object", "object_id", "id", "key", "file.path", "path", "url.path", "http.url")
 _SIZE = ("size", "object_size", "bytes", "file.size", "http.response.body.size")
 _TIMES = {"time_ns": 1.0, "time": 1e9, "timestamp": 1e9, "time_s": 1e9, "time_ms": 1e6}
 _MAX_BYTES = 4 << 30
 _MAX_SIZE = 1 << 56
+_DAMAGE = (
+    "is cut off", "the field is malformed", "the trace id does not have 16 bytes",
+    "the span id or that of its parent does not have 8 bytes",
+    "the time is not between 0 and 2^63 ns", "the size is not an integer between 0 and 64 PiB",
+)  # fmt: skip
+_SPANS = Family("otlp", {
+    "otlp_read": [TEXT, INT64, TEXT, INT32, INT32], "otlp_free": [POINTER],
+    "otlp_result": [POINTER, INT32, POINTER],
+}, {"otlp_read": POINTER, "otlp_free": None, "otlp_result": POINTER})  # fmt: skip
 _MALFORMED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 
 
@@ -50,7 +62,7 @@ def import_trace(source: str | Path, *, skip_bad: bool = False) -> AccessTrace:
     Raises:
         TraceError: the file is damaged; `where` has the line or byte.
         UsageError: the format is unknown.
-        SlipstreamError: protobuf files need opentelemetry-proto.
+        SlipstreamError: protobuf files need the compiled library.
     """
     kind, _, name = str(source).partition(":")
     if kind == "cache_traces":
@@ -64,12 +76,13 @@ def import_trace(source: str | Path, *, skip_bad: bool = False) -> AccessTrace:
     if ".oraclegeneral" in suffixes:
         return _oracle_general(path)
     bad, suffix = _Bad(path, skip_bad), "".join(suffixes[-1:])
-    spans_of = {".json": _json_spans, ".pb": _protobuf_spans, ".otlp": _protobuf_spans}
+    if suffix in (".pb", ".otlp"):
+        return _protobuf_trace(path, bad)
     if suffix == ".csv":
         rows = list(_csv_rows(path, bad))
-    elif suffix in spans_of:
+    elif suffix == ".json":
         # Spans are written when they end.
-        rows = sorted(_rows_of(spans_of[suffix](path, bad), bad), key=lambda row: row.time_ns)
+        rows = sorted(_rows_of(_json_spans(path, bad), bad), key=lambda row: row.time_ns)
     else:
         raise UsageError(
             f"the format of '{path.name}' is unknown",
@@ -87,10 +100,10 @@ class _Bad:
 
     def __init__(self, path: Path, skip: bool) -> None:
         self.notes: Counter[str] = Counter()
-        self._path, self._skip = path, skip
+        self.skip, self._path = skip, path
 
     def __call__(self, place: str, what: str) -> None:
-        if not self._skip:
+        if not self.skip:
             raise TraceError(
                 what, where=f"{self._path}, {place}",
                 remedy="correct the file, or skip and count such entries with --skip-bad",
@@ -205,10 +218,17 @@ def _rows_of(spans: Iterator[_Span], bad: _Bad) -> Iterator[_Row]:
             callers.append(parent.name)
             if len(callers) > 32:  # a cycle, or deeper than is informative
                 break
-        text = f"{span.name} {attributes.pop('op', '')}".lower()
-        op = next((at for at, kind in enumerate(OPS) if kind in text), OPS.index("read"))
-        attributes["span"] = "/".join(reversed(callers))
-        yield _Row(start_ns, name, size, op, attributes)
+        yield _Row(start_ns, name, size, *_op_and_context(callers, attributes))
+
+
+def _op_and_context(
+    callers: Sequence[str], attributes: dict[str, str]
+) -> tuple[int, dict[str, str]]:
+    """Return the index of `OPS` and the context of a span, whose name is the first of `callers`."""
+    context = dict(attributes)
+    text = f"{callers[0]} {context.pop('op', '')}".lower()
+    op = next((at for at, kind in enumerate(OPS) if kind in text), OPS.index("read"))
+    return op, context | {"span": "/".join(reversed(callers))}
 
 
 def _json_spans(path: Path, bad: _Bad) -> Iterator[_Span]:
@@ -294,37 +314,70 @@ def _attributes(pairs: Any) -> dict[str, str]:
     }
 
 
-def _protobuf_spans(path: Path, bad: _Bad) -> Iterator[_Span]:
-    try:
-        from google.protobuf.message import DecodeError
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-    except ImportError:
-        # Not an extra: with this package alone installed, Ray's dashboard fails, and Ray with it.
+def _protobuf_trace(path: Path, bad: _Bad) -> AccessTrace:
+    """Read OTLP protobuf: one message, or several with four bytes of length before each."""
+    library = _SPANS.library
+    if library is None:
         raise SlipstreamError(
-            "OTLP protobuf needs opentelemetry-proto, which is not installed",
-            remedy="export JSON, or pip install opentelemetry-proto in an environment without Ray",
-        ) from None
-    message = trace_service_pb2.ExportTraceServiceRequest()
+            "OTLP protobuf is read by the compiled library, which is not available",
+            remedy="export JSON, or install slipstream with a C++ compiler",
+        )
     content = read_bytes(path, TraceError, most=_MAX_BYTES)
-    try:
-        message.ParseFromString(content)
-    except DecodeError as error:
-        raise TraceError(
-            f"is not an OTLP trace message: {error}", where=f"{path}, {len(content)} bytes",
-            remedy="export it again; it may have been cut off",
-        ) from error  # fmt: skip
-    for resource in message.resource_spans:
-        shared = _values(resource.resource.attributes)
-        for scope in resource.scope_spans:
-            for span in scope.spans:
-                yield _Span(
-                    span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.name,
-                    span.start_time_unix_nano, shared | _values(span.attributes),
-                )  # fmt: skip
+    keys = "\0".join((*_OBJECT, *_SIZE, "")).encode()
+    spans = library.slipstream_otlp_read(content, len(content), keys, len(_OBJECT), bad.skip)
+    if not spans:
+        raise MemoryError("the spans do not fit into memory")
+    size, results = INT64(), []
+    for number in range(13):
+        address = library.slipstream_otlp_result(spans, number, ctypes.byref(size))
+        results.append(ctypes.string_at(address, size.value))
+    library.slipstream_otlp_free(spans)
+    *tables, requests, damage, duplicates = results
+    for at, kind in np.frombuffer(damage, np.int64).reshape(-1, 2).tolist():
+        bad(f"byte {at}", _DAMAGE[kind])
+    if count := int(np.frombuffer(duplicates, np.int64)[0]):
+        bad.notes["duplicate spans skipped"] += count
+    words, values, objects, groups, paths = (
+        [items[start:end] for start, end in itertools.pairwise([0, *np.frombuffer(ends, np.int64)])]
+        for ends, items in zip(tables[::2], tables[1::2], strict=True)
+    )
+    names, name_of = distinct(map(_value_text, objects))
+    names_of_words, texts = [*map(_utf8, words)], [*map(_value_text, values)]
+    attributes = [
+        {
+            names_of_words[key]: texts[value]
+            for key, value in np.frombuffer(group, np.int32).reshape(-1, 2)
+        }
+        for group in groups
+    ]
+    found = []
+    for path_ in paths:
+        group, *callers = np.frombuffer(path_, np.int32).tolist()
+        found.append(_op_and_context([names_of_words[word] for word in callers], attributes[group]))
+    contexts, context_of = distinct(tuple(sorted(context.items())) for _, context in found)
+    time_ns, sizes, object_, context_ = np.frombuffer(requests, np.int64).reshape(-1, 4).T
+    return AccessTrace.checked(
+        name_of[object_], sizes, time_ns, np.array([op for op, _ in found], np.uint8)[context_],
+        context_of[context_], names=names, context_texts=contexts or ((),), notes=bad.notes,
+    )  # fmt: skip
 
 
-def _values(pairs: Any) -> dict[str, str]:
-    return {
-        pair.key: str(getattr(pair.value, pair.value.WhichOneof("value") or "", ""))
-        for pair in pairs
-    }
+def _value_text(value: bytes) -> str:
+    """Return the text of an AnyValue message; of a list or map, its bytes."""
+    kind, length, number = value[:1], 1, 0
+    for byte in value[1:11]:
+        number |= (byte & 127) << 7 * (length - 1)
+        length += 1
+        if byte < 128:
+            break
+    if kind == b"\x10":
+        return str(bool(number))
+    if kind == b"\x18":
+        return str(number - (number >> 63 << 64))
+    if kind == b"\x21":
+        return str(struct.unpack_from("<d", value, 1)[0])
+    return _utf8(value[length : length + number])
+
+
+def _utf8(text: bytes) -> str:
+    return text.decode("utf-8", "backslashreplace")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,19 @@ from slipstream.engines.storage.tokens import Context, ContextClasses
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.files import read_arrays, replacing
 
+_T = TypeVar("_T")
 OPS = ("open", "read", "write", "create", "delete")
 _COLUMNS = {
     "time_ns": np.int64, "objects": np.int32, "sizes": np.int64, "ops": np.uint8,
     "contexts": np.int32,
 }  # fmt: skip
+
+
+def distinct(items: Iterable[_T]) -> tuple[tuple[_T, ...], Int32s]:
+    """Return distinct items in order of appearance, and the number of each item, int32 [N]."""
+    numbers: dict[_T, int] = {}
+    column = np.fromiter((numbers.setdefault(item, len(numbers)) for item in items), np.int32)
+    return tuple(numbers), column
 
 
 class TraceError(SlipstreamError):
@@ -74,16 +82,11 @@ class AccessTrace:
             InvalidArgumentError: a column has another length or is not of integers, or a size is
                 negative.
         """
-        numbers: dict[str, int] = {}
-        column = np.fromiter((numbers.setdefault(o, len(numbers)) for o in objects), np.int32)
-        texts: dict[Context, int] = {}
-        of_request = None
-        if contexts is not None:
-            pairs = (tuple(sorted(context.items())) for context in contexts)
-            of_request = np.fromiter((texts.setdefault(p, len(texts)) for p in pairs), np.int32)
+        names, column = distinct(objects)
+        texts, of_request = distinct(tuple(sorted(each.items())) for each in contexts or ())
         return cls.checked(
-            column, sizes, time_ns, ops, of_request,
-            names=tuple(numbers), context_texts=tuple(texts) or ((),), notes=notes,
+            column, sizes, time_ns, ops, None if contexts is None else of_request,
+            names=names, context_texts=texts or ((),), notes=notes,
         )  # fmt: skip
 
     @classmethod
