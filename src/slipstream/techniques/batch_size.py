@@ -117,6 +117,13 @@ class BatchSize(TechniqueSettings):
         target = int(self._of(graph.samples))
         edited = edit.apply(f"{target} samples per step: {len(changed)} operators resized")
         shrunk: Any = graph.meta["shrunk"]
+        others, size = graph.shrunk, shrunk["samples"]
+        if self._resize(graph).target == size:
+            # The forms of a call must be of two sizes.
+            size = shrunk["of"]
+            others = tuple(
+                None if new is None else old for new, old in zip(calls, graph.calls, strict=True)
+            )
         return replace(
             edited,
             # Calls keep their indices, so that each still matches its form in `shrunk`.
@@ -124,10 +131,13 @@ class BatchSize(TechniqueSettings):
             calls=tuple(
                 _enlarged(new) if new else old for new, old in zip(calls, graph.calls, strict=True)
             ),
-            shrunk=graph.shrunk,
+            shrunk=others,
             memory=_resized_memory(graph, calls, factor),
             samples=target,
-            meta={**graph.meta, "shrunk": {**shrunk, "of": self._resize(graph).target}},
+            meta={
+                **graph.meta,
+                "shrunk": {**shrunk, "samples": size, "of": self._resize(graph).target},
+            },
         )
 
     def apply(self, built: BuiltWorkload) -> None:

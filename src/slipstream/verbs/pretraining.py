@@ -3,23 +3,34 @@
 Source: Lin, Li and Pekhimenko, "Multi-node Bert-pretraining: Cost-efficient Approach", 2020. With K
 micro-batches per update only the last one's backward pass overlaps with communication: an update
 takes the time of a distributed step of one micro-batch plus K - 1 forward and backward passes.
+Times and memory are affine in the micro-batch; two sizes of it are predicted.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from slipstream.cluster import Cluster
 from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
-from slipstream.graph import Graph, StepPhase, replay
+from slipstream.graph import PROVENANCES, Graph, StepPhase, replace_tasks
+from slipstream.provenance import Provenance
 from slipstream.tables import Column, Table
 from slipstream.techniques.pretraining.training import PretrainingConfig
-from slipstream.units import format_bytes, format_duration, format_percent, parse_duration_ns
+from slipstream.units import (
+    format_bytes,
+    format_duration,
+    format_percent,
+    parse_bytes,
+    parse_duration_ns,
+)
+from slipstream.verbs.batch.curve import Curve, Point, fit
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted
 
@@ -27,6 +38,11 @@ RUNGS = ("masked_head", "sdpa", "unpad", "fused_lamb", "fused_optimizer", "amp:b
 """Techniques that a plan tries, in order; each stays if it is predicted to be faster."""
 _WIRES = ("", "+cast:bf16")
 _HOUR_NS = 3600e9
+_CHECKPOINTING = "checkpointing"
+# Largest micro-batch, as a multiple of the recorded one, to which times are extrapolated.
+_MAX_GROWTH = 8
+# Relative error of a predicted time or size.
+_SPREAD = 0.02
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class PretrainingRun:
         accumulation: micro-batches per update and device, by phase.
         hours, low, high: time of all phases, with a 90 % interval.
         dollars: cost; None without a price.
-        peak_bytes: peak tensor memory of a device.
+        peak_bytes: peak tensor memory of a device, in the phase with the longest sequences.
         efficiency: throughput per device over that of one device that does not communicate.
         rests_on: weakest provenance of the durations.
     """
@@ -70,6 +86,8 @@ class PretrainingPlan:
         ladder: speed-up of each technique over the rungs before it, as predicted on one device.
         binding: the limit that no run meets, and the cheapest relaxation; empty if one does.
         cluster: name.
+        sizes: micro-batches that were compared.
+        fixed: why no other micro-batch than the workload's can be predicted; empty if others can.
     """
 
     chosen: PretrainingRun | None
@@ -77,23 +95,34 @@ class PretrainingPlan:
     ladder: dict[str, float]
     binding: str
     cluster: str
+    sizes: tuple[int, ...] = ()
+    fixed: str = ""
 
     def table(self) -> Table:
         """Return the run's settings, each with its effect and evidence."""
         columns = [Column("setting"), Column("value", "right"), Column("why")]
+        run = self.chosen
+        parts = run.techniques.split("+") if run else [n for n, g in self.ladder.items() if g >= 1]
         rows = [
             [name, f"{gain:.2f}x", "predicted on the recorded step"]
-            if gain >= 1 or name in self.runs[0].techniques.split("+")
-            else [name, "no", f"predicted {gain:.2f}x"]
+            if name in parts
+            else [
+                name,
+                "no",
+                f"predicted {gain:.2f}x" + ", but not with checkpointing" * (gain >= 1),
+            ]
             for name, gain in self.ladder.items()
         ]
-        run = self.chosen
         if run is None:
             return Table(columns, rows, title=f"no plan on {self.cluster}", notes=[self.binding])
+        saves = _CHECKPOINTING in parts
         cost = "unknown" if run.dollars is None else f"${run.dollars:,.2f}"
         low, high = (format_duration(hours * _HOUR_NS) for hours in (run.low, run.high))
         rows += [
-            ["micro-batch", str(run.micro_batch), "that of the workload"],
+            [_CHECKPOINTING, "yes" if saves else "no", "needed to fit the memory" if saves else
+             "slower, and not needed to fit the memory"],
+            ["micro-batch", str(run.micro_batch), "the fastest that fits" if len(self.sizes) > 1
+             else "that of the workload; " + (self.fixed or "the global batch allows no other")],
             ["accumulation", ", ".join(map(str, run.accumulation)), "per phase: global batch / "
              f"({run.workers} x {run.micro_batch})"],
             ["devices", str(run.workers), f"{format_percent(run.efficiency)} weak-scaling "
@@ -104,7 +133,10 @@ class PretrainingPlan:
              f"on {run.rests_on}"],
             ["cost", cost, "time x devices x price"],
         ]  # fmt: skip
-        return Table(columns, rows, title=f"plan for {self.cluster}")
+        note = (
+            f'set techniques = "{run.techniques}" and micro_batch = {run.micro_batch} to train so'
+        )
+        return Table(columns, rows, title=f"plan for {self.cluster}", notes=[note])
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON."""
@@ -125,7 +157,7 @@ def plan_pretraining(
 
     Raises:
         SlipstreamError: the step has no samples, a technique of the configuration does not apply,
-            or no number of devices fits the global batches.
+            or no micro-batch fits the global batches.
     """
     cluster = Cluster.load(config.cluster) if config.cluster else None
     if not graph.samples:
@@ -135,22 +167,41 @@ def plan_pretraining(
         )  # fmt: skip
     predictor = functools.partial(predict, durations=durations, report=report)
     local, ladder = _ladder(config, graph, predictor)
-    runs = tuple(_runs(config, graph, local, cluster, predictor))
-    if not runs:
+    steps = _steps(config, graph, local, predictor)
+    ways = list(_ways(config, steps, cluster))
+    if not ways:
         raise SlipstreamError(
-            f"every global batch is smaller than the recorded batch of {graph.samples}",
+            f"every global batch is smaller than the recorded batch of {graph.samples}, and no "
+            f"other micro-batch can be predicted: {steps[0].fixed}",
             where=config.workload,
             remedy="raise global_batch, or record a smaller batch",
         )
-    chosen, binding = _choose(config, runs, cluster)
+    room = _memory_limit(config, cluster)
+    runs = tuple(_runs(config, ways, cluster, predictor, room))
+    if runs:
+        chosen, binding = _choose(config, runs)
+        if chosen is None and room < math.inf:
+            larger, _ = _choose(config, [*_runs(config, ways, cluster, predictor, math.inf)])
+            if larger is not None:
+                binding += f" or devices with {format_bytes(larger.peak_bytes)} of memory"
+    else:
+        needed = min(ways, key=lambda way: way.peak_bytes)
+        techniques = needed.step.techniques or "no technique"
+        chosen = None
+        binding = (
+            f"memory binds: a device has {format_bytes(round(room))}; cheapest relaxation: "
+            f"{format_bytes(needed.peak_bytes)}, for micro-batch {needed.micro_batch} with "
+            f"{techniques}"
+        )
     name = cluster.name if cluster is not None else "this machine"
-    return PretrainingPlan(chosen, runs, ladder, binding, name)
+    sizes = tuple(sorted({way.micro_batch for way in ways}))
+    return PretrainingPlan(chosen, runs, ladder, binding, name, sizes, steps[0].fixed)
 
 
 def _ladder(
     config: PretrainingConfig, graph: Graph, predictor: Callable[..., Sequence[Any]]
-) -> tuple[Predicted | None, dict[str, float]]:
-    """Return the prediction of the techniques of one device, and the gain of each."""
+) -> tuple[str, dict[str, float]]:
+    """Return the techniques of one device that are faster, and the gain of each."""
     best: Predicted | None = None
     gains: dict[str, float] = {}
     for rung in config.techniques.split("+") if config.techniques else RUNGS:
@@ -168,98 +219,241 @@ def _ladder(
         gains[rung] = prediction.speedup / (1.0 if best is None else best.speedup)
         if gains[rung] >= 1.0 or config.techniques:
             best = prediction
-    return best, gains
+    return "" if best is None else best.technique, gains
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A device's step, as a function of its micro-batch.
+
+    Attributes:
+        techniques: combination.
+        prediction: at the recorded micro-batch.
+        update_ns: time of the optimizer's update.
+        recorded: time of a step and of a further micro-batch in ns, peak bytes of a step of one and
+            of several micro-batches, at the recorded size.
+        curves: of the same values; empty if unknown.
+        fixed: why they are unknown.
+    """
+
+    techniques: str
+    prediction: Predicted
+    update_ns: float
+    recorded: tuple[float, float, float, float]
+    curves: tuple[Curve, ...] = ()
+    fixed: str = ""
+
+    def at(self, value: int, micro_batch: float) -> float:
+        """Return one of `recorded` at another size; unchanged if it is unknown."""
+        if not self.curves or micro_batch == self.prediction.samples[1]:
+            return self.recorded[value]
+        return self.curves[value].at(micro_batch).estimate
+
+    def resized(self, micro_batch: int) -> Graph:
+        """Return the predicted graph with passes as long as those of the size."""
+        graph = self.prediction.graph
+        assert graph is not None
+        if micro_batch == self.prediction.samples[1]:
+            return graph
+        passes = graph.tasks.phase != StepPhase.OPTIMIZER
+        length_ns = self.at(0, micro_batch) - self.update_ns
+        factor = np.where(passes, length_ns / (self.recorded[0] - self.update_ns), 1.0)
+        fitted = PROVENANCES.index(Provenance.FITTED)
+        return replace_tasks(
+            graph,
+            duration_ns=graph.tasks.duration_ns * factor,
+            gap_ns=graph.tasks.gap_ns * factor,
+            provenance=np.where(passes, fitted, graph.tasks.provenance).astype(np.uint8),
+        )
+
+    def error(self, micro_batch: int) -> float:
+        """Return the half width of the time's interval, as a logarithm."""
+        half = math.log(self.prediction.high / self.prediction.ratio)
+        if not self.curves or micro_batch == self.prediction.samples[1]:
+            return half
+        interval = self.curves[0].at(micro_batch)
+        return math.hypot(half, math.log(interval.high / interval.estimate))
+
+
+def _steps(
+    config: PretrainingConfig, graph: Graph, local: str, predictor: Callable[..., Sequence[Any]]
+) -> list[_Step]:
+    """Return the step of a device with the techniques, and with checkpointing."""
+    combinations = [local]
+    if not config.techniques:
+        # Packed attention cannot be recomputed.
+        parts = [part for part in local.split("+") if part not in ("", "unpad")]
+        combinations.append("+".join([*parts, _CHECKPOINTING]))
+    half, odd = divmod(graph.samples, 2)
+    other = 2 * graph.samples if odd else half
+    found = []
+    for text in combinations:
+        texts = [
+            "+".join(filter(None, (size, text, more)))
+            for size in ("", f"batch_size:{other}")
+            for more in ("", "accumulation:2")
+        ]
+        here, here_twice, resized, resized_twice = predictor(graph, [name or () for name in texts])
+        if not isinstance(here, Predicted):
+            continue
+        recorded, update_ns = _values(here, here_twice)
+        if not isinstance(resized, Predicted):
+            found.append(_Step(text, here, update_ns, recorded, fixed=resized.why_not))
+            continue
+        pairs = zip(recorded, _values(resized, resized_twice)[0], strict=True)
+        curves = tuple(
+            fit([Point(graph.samples, a, _SPREAD), Point(other, b, _SPREAD)], _SPREAD)
+            for a, b in pairs
+        )
+        found.append(_Step(text, here, update_ns, recorded, curves))
+    return found
+
+
+def _values(single: Predicted, double: Any) -> tuple[tuple[float, float, float, float], float]:
+    """Return `_Step.recorded` by steps of one and two micro-batches, and the update's time."""
+    assert single.graph is not None
+    tasks = single.graph.tasks
+    update = tasks.phase == StepPhase.OPTIMIZER
+    update_ns = float((tasks.duration_ns + tasks.gap_ns)[update].sum())
+    further_ns, peak = single.step_ns - update_ns, float(single.memory[1])
+    if not isinstance(double, Predicted):
+        return (single.step_ns, further_ns, peak, peak), update_ns
+    return (
+        single.step_ns,
+        double.step_ns - single.step_ns,
+        peak,
+        float(double.memory[1]),
+    ), update_ns
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A number of devices and a micro-batch.
+
+    Attributes:
+        passes: micro-batches per update and device, by phase.
+        bound_ns: time of all phases without communication.
+        peak_bytes: of a device.
+    """
+
+    step: _Step
+    workers: int
+    micro_batch: int
+    passes: tuple[int, ...]
+    bound_ns: float
+    peak_bytes: int
+
+
+def _ways(
+    config: PretrainingConfig, steps: Sequence[_Step], cluster: Cluster | None
+) -> Iterator[_Way]:
+    devices = 1 if cluster is None else cluster.devices
+    powers = [1 << k for k in range(devices.bit_length())]
+    batches = [phase.global_batch for phase in config.phases]
+    longest = max(phase.length for phase in config.phases) / config.phases[0].length
+    for n in dict.fromkeys([*powers, devices]):
+        for step in steps:
+            recorded = step.prediction.samples[1]
+            limit = min(config.micro_batch or math.inf, min(batches) // n, recorded * _MAX_GROWTH)
+            parts = [1 << k for k in range(batches[0].bit_length() + 1)]
+            sizes = {math.ceil(batches[0] / (n * part)) for part in parts}
+            for size in sorted(sizes if step.curves else {recorded}):
+                if not 0 < size <= limit:
+                    continue
+                passes = tuple(math.ceil(batch / (n * size)) for batch in batches)
+                bound_ns = _total_ns(config, step.at(0, size), step.at(1, size), passes)
+                peak = step.at(3 if max(passes) > 1 else 2, size * longest)
+                yield _Way(step, n, size, passes, bound_ns, round(peak))
+
+
+def _total_ns(
+    config: PretrainingConfig, step_ns: float, further_ns: float, passes: Sequence[int]
+) -> float:
+    """Return the time of all phases; another length takes a time in proportion to its tokens."""
+    total_ns = sum(
+        phase.steps * (step_ns + (count - 1) * further_ns) * phase.length
+        for phase, count in zip(config.phases, passes, strict=True)
+    )
+    return total_ns / config.phases[0].length
 
 
 def _runs(
     config: PretrainingConfig,
-    graph: Graph,
-    local: Predicted | None,
+    ways: Sequence[_Way],
     cluster: Cluster | None,
     predictor: Callable[..., Sequence[Any]],
-) -> list[PretrainingRun]:
-    techniques = "" if local is None else local.technique
-    after = graph if local is None or local.graph is None else local.graph
-    update = after.tasks.phase == StepPhase.OPTIMIZER
-    update_ns = float((after.tasks.duration_ns + after.tasks.gap_ns)[update].sum())
-    alone = replay(graph)
-    step_ns = alone.step_ns if local is None else local.step_ns
-    passes_ns = step_ns - update_ns
-    devices = 1 if cluster is None else cluster.devices
-    most = min(phase.global_batch for phase in config.phases) // graph.samples
-    powers = [1 << k for k in range(devices.bit_length())]
-    counts = [n for n in dict.fromkeys([*powers, devices]) if n <= most]
-    head = f"{techniques}+" if techniques else ""
-    texts = [(n, wire, f"{head}ddp:{n}{wire}") for n in counts if n > 1 for wire in _WIRES]
-    predictions = predictor(graph, [text for *_, text in texts], cluster=cluster)
-    ways: list[tuple[int, str, Predicted | None]] = [(1, "", local)] if 1 in counts else []
-    ways += [
-        (n, wire.lstrip("+"), prediction)
-        for (n, wire, _), prediction in zip(texts, predictions, strict=True)
-        if isinstance(prediction, Predicted)
-    ]
+    room: float,
+) -> Iterator[PretrainingRun]:
+    """Simulate the ways that fit, except those that cannot be the fastest on their devices."""
     price = config.price_per_hour or None
     if price is None and cluster is not None and cluster.price_per_hour is not None:
         price = cluster.price_per_hour / cluster.devices
-    runs = []
-    for n, wire, p in ways:
-        time_ns = step_ns if p is None else p.step_ns
-        low, high = (1.0, 1.0) if p is None else (p.low / p.ratio, p.high / p.ratio)
-        passes = [math.ceil(phase.global_batch / (n * graph.samples)) for phase in config.phases]
-        # Another length takes a time in proportion to its tokens.
-        total_ns = sum(
-            phase.steps * (time_ns + (count - 1) * passes_ns) * phase.length
-            for phase, count in zip(config.phases, passes, strict=True)
-        )
-        hours = total_ns / config.phases[0].length / _HOUR_NS
-        others_ns = (passes[0] - 1) * passes_ns
-        efficiency = (step_ns + others_ns) / (time_ns + others_ns)
-        runs.append(
-            PretrainingRun(
-                techniques, wire, n, graph.samples, tuple(passes), hours, hours * low,
-                hours * high, None if price is None else hours * n * price,
-                alone.peak_bytes if p is None else p.memory[1], min(efficiency, 1.0),
-                "measured" if p is None else str(p.provenance),
-            )
-        )  # fmt: skip
-    return runs
+    best: dict[int, float] = {}
+    for way in sorted(ways, key=lambda way: way.bound_ns):
+        n, step, size = way.workers, way.step, way.micro_batch
+        if way.peak_bytes > room or way.bound_ns >= best.get(n, math.inf):
+            continue
+        links: list[tuple[str, Predicted | None]] = [("", None)]
+        if n > 1:
+            texts = [f"ddp:{n}{wire}" for wire in _WIRES]
+            found = predictor(step.resized(size), texts, cluster=cluster)
+            links = [
+                (wire.lstrip("+"), p)
+                for wire, p in zip(_WIRES, found, strict=True)
+                if isinstance(p, Predicted)
+            ]
+        for wire, p in links:
+            alone_ns, further_ns = step.at(0, size), step.at(1, size)
+            step_ns = alone_ns if p is None else p.step_ns
+            total_ns = _total_ns(config, step_ns, further_ns, way.passes)
+            error = step.error(size)
+            if p is not None:
+                error = math.hypot(error, math.log(p.high / p.ratio))
+            buckets = 0 if p is None else p.memory[1] - p.memory[0]
+            hours = total_ns / _HOUR_NS
+            best[n] = min(best.get(n, math.inf), total_ns)
+            yield PretrainingRun(
+                step.techniques, wire, n, size, way.passes, hours, hours * math.exp(-error),
+                hours * math.exp(error), None if price is None else hours * n * price,
+                way.peak_bytes + buckets, min(way.bound_ns / total_ns, 1.0),
+                str((p or step.prediction).provenance),
+            )  # fmt: skip
+
+
+def _memory_limit(config: PretrainingConfig, cluster: Cluster | None) -> float:
+    """Return the bytes of a device; infinity if unknown."""
+    if config.memory:
+        return parse_bytes(config.memory, "memory")
+    device = None if cluster is None else cluster.device
+    size = None if device is None else device.memory_bytes
+    return math.inf if size is None else size.value
 
 
 def _choose(
-    config: PretrainingConfig, runs: Sequence[PretrainingRun], cluster: Cluster | None
+    config: PretrainingConfig, runs: Sequence[PretrainingRun]
 ) -> tuple[PretrainingRun | None, str]:
-    """Return the best run within memory, budget and deadline, or the binding constraint."""
-    device = None if cluster is None else cluster.device
-    room = None if device is None or device.memory_bytes is None else device.memory_bytes.value
-    fitting = [run for run in runs if room is None or run.peak_bytes <= room]
-    if not fitting:
-        needed = min(run.peak_bytes for run in runs)
-        return None, (
-            f"memory binds: a device has {format_bytes(room or 0)}, a step needs "
-            f"{format_bytes(needed)}; cheapest relaxation: record a smaller batch, or add "
-            "checkpointing to techniques"
-        )
+    """Return the best run within budget and deadline, or the binding constraint."""
     hours = parse_duration_ns(config.deadline) / _HOUR_NS if config.deadline else math.inf
     budget = config.budget or math.inf
-    if math.isfinite(budget) and all(run.dollars is None for run in fitting):
+    if math.isfinite(budget) and all(run.dollars is None for run in runs):
         return None, "the budget cannot be judged: set price_per_hour"
-    costs = {run: run.dollars or 0.0 for run in fitting}
-    allowed = [run for run in fitting if run.hours <= hours and costs[run] <= budget]
+    costs = {run: run.dollars or 0.0 for run in runs}
+    allowed = [run for run in runs if run.hours <= hours and costs[run] <= budget]
     if allowed and math.isfinite(hours):
         return min(allowed, key=lambda run: (costs[run], run.hours)), ""
     if allowed:
         return min(allowed, key=lambda run: (run.hours, costs[run])), ""
     reasons = []
-    in_time = [run for run in fitting if run.hours <= hours]
+    in_time = [run for run in runs if run.hours <= hours]
     if in_time:
         best = min(in_time, key=lambda run: costs[run])
         reasons.append(f"a budget of ${costs[best]:,.2f} ({best.workers} devices)")
-    affordable = [run for run in fitting if costs[run] <= budget]
+    affordable = [run for run in runs if costs[run] <= budget]
     if affordable:
         best = min(affordable, key=lambda run: run.hours)
         reasons.append(f"a deadline of {format_duration(best.hours * _HOUR_NS)}")
     if not reasons:
-        best = min(fitting, key=lambda run: (costs[run], run.hours))
+        best = min(runs, key=lambda run: (costs[run], run.hours))
         reasons.append(
             f"a budget of ${costs[best]:,.2f} with a deadline of "
             f"{format_duration(best.hours * _HOUR_NS)}"

@@ -69,10 +69,25 @@ def bert(**settings: Any) -> Any:
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
+    shape = {"intermediate_size": 2 * WIDTH, "max_position_embeddings": LENGTH} | settings
     config = BertConfig(
         vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS,
-        intermediate_size=2 * WIDTH, max_position_embeddings=LENGTH, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, **settings,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **shape,
     )  # fmt: skip
     model = BertForMaskedLM(config)
     return model, tokens(), None, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def roberta() -> Any:
+    """``RobertaForMaskedLM``, whose positions begin after that of padding, as a workload."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS,
+        intermediate_size=2 * WIDTH, max_position_embeddings=LENGTH + 2, pad_token_id=1,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model, batch = RobertaForMaskedLM(config), tokens()
+    batch["input_ids"] += 1 - batch["attention_mask"]
+    return model, batch, None, torch.optim.SGD(model.parameters(), 0.1)

@@ -10,12 +10,16 @@ from encoders import BATCH, bert
 from recorded import graph_of
 
 from known_durations import BytesMoved, timed_by_bytes
+from slipstream.cluster import Cluster
 from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
 from slipstream.graph import replay
 from slipstream.provenance import Provenance
 from slipstream.techniques.pretraining.training import PretrainingConfig, TrainingPhase
-from slipstream.verbs.pretraining import PretrainingPlan, plan_pretraining
+from slipstream.units import format_bytes
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.pretraining import _CHECKPOINTING, PretrainingPlan, plan_pretraining
+from slipstream.verbs.results import Predicted
 
 CONFIG = PretrainingConfig(
     workload="work.py:make",
@@ -36,27 +40,71 @@ def test_a_plan_is_the_fastest_run_and_its_numbers_follow_from_a_step() -> None:
     assert found.chosen is not None
     assert found.chosen.hours == min(run.hours for run in found.runs)
     alone = next(run for run in found.runs if run.workers == 1)
-    assert alone.accumulation == (16, 8)
+    assert len(found.sizes) > 2
+    assert alone.accumulation == tuple(
+        -(-phase.global_batch // alone.micro_batch) for phase in CONFIG.phases
+    )
     assert found.chosen.techniques == "masked_head+unpad"
     assert alone.dollars == pytest.approx(2.0 * alone.hours)
     assert alone.low < alone.hours < alone.high
     assert set(found.ladder) == {"masked_head", "unpad"}
     rows = {row[0]: row for row in found.table().rows}
-    assert {"micro-batch", "devices", "memory", "time", "cost"} <= set(rows)
-    slower = replace(found, ladder={"unpad": 0.9, "sdpa": 0.9}).table().rows
-    assert [row[1] for row in slower[:2]] == ["0.90x", "no"]
+    assert {"micro-batch", "checkpointing", "devices", "memory", "time", "cost"} <= set(rows)
+    run = replace(found.chosen, techniques="masked_head")
+    others = replace(found, chosen=run, ladder={"unpad": 0.9, "sdpa": 1.2}).table().rows
+    assert [row[1] for row in others[:2]] == ["no", "no"]
+    assert others[1][2] == "predicted 1.20x, but not with checkpointing"
     longer = replace(CONFIG, phases=(*CONFIG.phases, CONFIG.phases[0]))
     more = next(run for run in plan(longer).runs if run.workers == 1)
     assert 1.5 < more.hours / alone.hours < 2.0
 
 
+def test_further_micro_batches_take_what_accumulation_is_predicted_to_take() -> None:
+    config = replace(CONFIG, micro_batch=BATCH, phases=CONFIG.phases[:1])
+    sized = max((run for run in plan(config).runs if run.workers == 2), key=lambda r: r.micro_batch)
+    text = f"{config.techniques}+accumulation:{sized.accumulation[0]}+ddp:2+{sized.wire}"
+    (whole,) = predict(
+        timed_by_bytes(graph_of(bert)), [text.rstrip("+")], cluster=Cluster.load(config.cluster),
+        durations=cast("Durations", BytesMoved()),
+    )  # fmt: skip
+    assert isinstance(whole, Predicted)
+    assert sized.hours == pytest.approx(100 * whole.step_ns / 3600e9, rel=0.02)
+
+
 def test_a_plan_without_techniques_has_the_recorded_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.verbs.pretraining.RUNGS", ())
-    (run,) = plan(replace(CONFIG, techniques="", cluster="")).runs
+    phases = (TrainingPhase(100, BATCH),)
+    runs = plan(replace(CONFIG, techniques="", cluster="", phases=phases)).runs
     recorded = replay(timed_by_bytes(graph_of(bert)))
+    run = next(run for run in runs if run.micro_batch == BATCH)
     assert (run.techniques, run.peak_bytes) == ("", recorded.peak_bytes)
-    assert run.peak_bytes > 0
-    assert run.low == run.hours == run.high
+    assert run.hours == pytest.approx(100 * recorded.step_ns / 3600e9)
+    assert run.low < run.hours < run.high
+
+
+def test_memory_decides_on_micro_batch_and_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.verbs.pretraining.RUNGS", ("masked_head", "unpad"))
+    config = replace(CONFIG, techniques="", cluster="", phases=(TrainingPhase(10, 8 * BATCH),))
+    free = plan(config).chosen
+    assert free is not None
+    assert _CHECKPOINTING not in free.techniques
+    for limit in (0.9, 0.5):
+        room = int(limit * free.peak_bytes)
+        chosen = plan(replace(config, memory=str(room))).chosen
+        assert chosen is not None
+        assert chosen.peak_bytes <= room
+        assert chosen.micro_batch < free.micro_batch or _CHECKPOINTING in chosen.techniques
+        assert chosen.hours > free.hours
+    none = plan(replace(config, memory="1KiB"))
+    assert none.chosen is None
+    assert "memory binds: a device has 1.00 KiB" in none.binding
+    assert "for micro-batch 1 with" in none.binding
+    late = plan(replace(config, memory=str(int(free.peak_bytes / 2)), deadline=_hours(free.hours)))
+    assert f"or devices with {format_bytes(free.peak_bytes)} of memory" in late.binding
+
+
+def _hours(hours: float) -> str:
+    return f"{hours * 3600e9 * 1.0001:.0f} ns"
 
 
 def test_limits_that_no_run_meets_are_named_with_the_cheapest_relaxation() -> None:
@@ -81,8 +129,10 @@ def test_techniques_that_do_not_apply_are_refused() -> None:
 
 
 def test_global_batches_below_the_recorded_one_are_refused() -> None:
+    graph = replace(timed_by_bytes(graph_of(bert)), shrunk=())
+    config = replace(CONFIG, phases=(TrainingPhase(1, 2),))
     with pytest.raises(SlipstreamError, match="smaller than the recorded batch of 5"):
-        plan(replace(CONFIG, phases=(TrainingPhase(1, 2),)))
+        plan_pretraining(config, graph, durations=cast("Durations", BytesMoved()))
 
 
 def test_a_cluster_that_cannot_hold_the_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

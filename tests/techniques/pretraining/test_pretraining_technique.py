@@ -6,14 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from encoders import BATCH, LENGTH, LENGTHS, VOCABULARY, Encoder, bert, loss_of, plain, tokens
+from encoders import (
+    BATCH,
+    LENGTH,
+    LENGTHS,
+    VOCABULARY,
+    Encoder,
+    bert,
+    loss_of,
+    plain,
+    roberta,
+    tokens,
+)
 from recorded import build, graph_of
 from torch import Tensor, nn
 
 from known_durations import context_for, timed_by_bytes
 from model_uses import check_uses
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.technique import combine, parse
+from slipstream.graph import Graph
+from slipstream.technique import combine
 from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.pretraining import masked_head, packed_attention, unpad
 from slipstream.techniques.pretraining.technique import FusedLamb, MaskedHead, Unpad
@@ -21,7 +33,7 @@ from slipstream.workload import BuiltWorkload
 from slipstream.workload.batch import find_tokens
 from slipstream.workload.built import training_loss
 
-MAKERS = (plain, bert)
+MAKERS = (plain, bert, roberta)
 COMBINATIONS = ((MaskedHead(),), (Unpad(),), (MaskedHead(), Unpad()))
 
 
@@ -122,9 +134,22 @@ def test_recorded_rows_shrink_to_those_that_count(technique: Any) -> None:
     assert after.memory.nbytes.sum() < graph.memory.nbytes.sum()
 
 
-def test_rows_grow_with_the_batch() -> None:
-    graph = graph_of(bert)
-    resized = combine(graph, parse("batch_size:x2"), context_for(BatchSize("x2"), graph))
+def with_ten() -> Any:
+    """Twice the sequences, half of which have as many tokens as a layer is wide."""
+    model, batch, *rest = bert(intermediate_size=5 * LENGTH)
+    return model, {name: torch.cat([part, part]) for name, part in batch.items()}, *rest
+
+
+def linear_shapes(graph: Graph) -> set[tuple[int, ...]]:
+    calls = (graph.calls[number] for number in graph.tasks.call.tolist() if number >= 0)
+    return {call.inputs[2].shape for call in calls if call.name == "aten::addmm"}
+
+
+@pytest.mark.parametrize(("factor", "count"), [("x2", 20), ("x0.5", 5)])
+def test_rows_follow_the_size_of_the_batch_and_weights_do_not(factor: str, count: int) -> None:
+    graph = graph_of(with_ten)
+    size = BatchSize(factor)
+    resized = combine(graph, (size,), context_for(size, graph))
     for technique in (MaskedHead(), Unpad()):
         assert technique.why_not(resized) is None
         small, large = (
@@ -134,7 +159,8 @@ def test_rows_grow_with_the_batch() -> None:
             max(c.outputs[0].shape[0] for c in step.calls if c.name == "aten::addmm")
             for step in (small, large)
         ]
-        assert rows[1] == 2 * rows[0]
+        assert rows[1] == count / 10 * rows[0]
+        assert linear_shapes(large) == linear_shapes(graph)
 
 
 def test_predicted_head_has_the_tasks_of_the_live_one() -> None:

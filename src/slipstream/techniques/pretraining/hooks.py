@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -356,11 +357,12 @@ class _PackedForward:
 
     Attributes:
         name: argument of the mask.
+        first: position of a sequence's first token, if positions are an argument.
         sequences: number of sequences that the last forward pass packed; 0 if it packed none.
     """
 
-    def __init__(self, forward: Callable[..., Any], name: str) -> None:
-        self.__wrapped__, self.name, self.sequences = forward, name, 0
+    def __init__(self, forward: Callable[..., Any], name: str, first: int) -> None:
+        self.__wrapped__, self.name, self.first, self.sequences = forward, name, first, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.sequences = 0
@@ -380,7 +382,7 @@ class _PackedForward:
             # Hugging Face: without a mask none is made, and positions are an argument.
             named[self.name], named["position_ids"] = None, named.get("position_ids")
             if named["position_ids"] is None:
-                named["position_ids"] = packed.positions
+                named["position_ids"] = packed.positions + self.first
         else:
             named[self.name] = mask.reshape(1, *mask.shape[1:-1], -1)[..., packed.retained]
         with packed:
@@ -416,8 +418,11 @@ def unpad(model: nn.Module, run: Callable[[], object], mask: Tensor) -> None:
     names = [name for name in _arguments(model) if "mask" in name and "head" not in name]
     retained = mask.reshape(-1).nonzero().squeeze(1)
     own = vars(model).get("forward")
-    for name in names:
-        forward = _PackedForward(model.forward, name)
+    # RoBERTa and its relatives number positions after that of padding.
+    padding = getattr(getattr(model, "config", None), "pad_token_id", None)
+    firsts = (0,) if padding is None else (0, int(padding) + 1)
+    for name, first in itertools.product(names, firsts):
+        forward = _PackedForward(model.forward, name, first)
         model.forward = forward
         with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
             equal = _equal_at(before, outputs_of(model, run), retained, mask.numel()) is not None

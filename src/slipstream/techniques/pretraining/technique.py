@@ -29,7 +29,13 @@ from slipstream.technique import (
     Traits,
 )
 from slipstream.techniques._baseline import already_compiled, update_tasks, updated_tensors
-from slipstream.techniques.pretraining.recorded import ATTENTION, Rows, heads, rows_of
+from slipstream.techniques.pretraining.recorded import (
+    ATTENTION,
+    Rows,
+    heads,
+    rows_of,
+    tokens_of,
+)
 from slipstream.techniques.pretraining.timing import attention_call, lamb_call
 from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.built import HIDDEN_BATCH, model_output
@@ -234,15 +240,15 @@ class Unpad(TechniqueSettings):
             call = graph.task(task).call
             return call is not None and call.name.startswith(ATTENTION)
 
-        recorded: Any = graph.meta["tokens"]
-        lengths = recorded["lengths"] * (rows.batch // recorded["shape"][0])
+        lengths = tokens_of(graph)["lengths"]
         attention: dict[int, Call] = {}
         forward = np.flatnonzero(graph.tasks.phase != StepPhase.BACKWARD).tolist()
         for task in filter(attends, forward):
             for part in (task, *filter(attends, flow_of(graph).backward[task])):
                 packed = rows.call(graph.task(part).known_call)
                 attention[part] = attention_call(lengths, packed, part != task)
-        others = [task for task in range(len(graph)) if task not in attention]
+        passes = np.flatnonzero(graph.tasks.phase != StepPhase.OPTIMIZER).tolist()
+        others = [task for task in passes if task not in attention]
         return rows, rows.calls(graph, others), attention
 
 

@@ -22,7 +22,7 @@ from slipstream.files import replacing, temporary_folder, write_text
 from slipstream.ranks.launch import Host, WorkerProcesses, join
 from slipstream.schema import Readers, build
 from slipstream.technique import parse
-from slipstream.units import parse_duration_ns
+from slipstream.units import parse_bytes, parse_duration_ns
 from slipstream.workload import BuiltWorkload, Workload, drive
 
 _MAX_BAD_LOSSES = 3
@@ -68,11 +68,13 @@ class PretrainingConfig:
         techniques: a combination, such as ``masked_head+unpad``; if empty, ``plan`` chooses one and
             ``pretrain`` uses none.
         ranks: processes on this machine that train together.
-        micro_batch: sequences of a forward pass at most; 0 for those of the workload's batch.
+        micro_batch: sequences of a forward pass at most; if 0, ``plan`` chooses them and
+            ``pretrain`` uses those of the workload's batch.
         save_every: updates between checkpoints.
         seed: of weights, order and masks.
         cluster: preset, file or short form of the cluster to plan for.
         price_per_hour: dollars per device; 0 for the cluster's price.
+        memory: of a device, such as ``16GiB``; empty for that of the cluster's device.
         budget: dollars to spend at most; 0 for no limit.
         deadline: time to finish within, such as ``72 h``; empty for no limit.
     """
@@ -90,6 +92,7 @@ class PretrainingConfig:
     seed: int = 0
     cluster: str = ""
     price_per_hour: float = 0.0
+    memory: str = ""
     budget: float = 0.0
     deadline: str = ""
 
@@ -111,6 +114,8 @@ class PretrainingConfig:
                 raise InvalidArgumentError(f"phases.{number}.lr", f"{phase.lr} is not at least 0")
         if self.deadline:
             parse_duration_ns(self.deadline, "deadline")
+        if self.memory:
+            parse_bytes(self.memory, "memory")
         if self.techniques:
             parse(self.techniques)
         if self.ranks > min(phase.global_batch for phase in self.phases):
