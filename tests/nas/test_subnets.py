@@ -249,6 +249,31 @@ def test_training_refuses_what_it_cannot_train() -> None:
     assert not net.training
 
 
+class _Root(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sqrt()
+
+
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        (-1.0, "the loss is NaN or infinite in step 2, first in sqrt in 1"),
+        (0.0, "the gradient is NaN or infinite in step 2, first in the gradient of 0.weight"),
+        (float("nan"), "the loss is NaN or infinite in step 2, first in the input"),
+    ],
+)
+def test_training_stops_at_the_first_step_that_is_not_finite(first: float, text: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 16, bias=False), _Root(), nn.Linear(16, 2))
+    nn.init.constant_(model.get_parameter("0.weight"), 1.0)
+    net = Supernet(derive_space(model, torch.ones(2, 4)))
+    batches = [(torch.full((2, 4), value), torch.tensor([0, 1])) for value in (1.0, first, 1.0)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with pytest.raises(WorkloadError) as stopped:
+        fit(net, lambda: batches, nn.functional.cross_entropy, optimizer)
+    assert text in str(stopped.value)
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
@@ -311,6 +336,23 @@ def test_latency_is_that_of_the_exports_operators() -> None:
     assert predicted == pytest.approx(sum(elements))
     conv = durations.timed[0].call
     assert conv.inputs[1].shape == module.get_submodule("0").weight.shape
+
+
+def test_operators_of_candidates_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[set[str]] = []
+
+    class Recorded(_Timed):
+        def measure(self, calls: Any, *args: Any, **options: Any) -> None:
+            batches.append({request.key for request in calls})
+
+    monkeypatch.setattr("slipstream.nas.searching.Durations", Recorded)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(),
+                          nn.Linear(16, 4))  # fmt: skip
+    net = Supernet(derive_space(model, torch.randn(2, 8)))
+    limit = {"latency": "<= 0.9x"}
+    search(net, lambda module: 0.0, constraints=limit).run(budget=Budget(trials=5))
+    assert len(batches) > 5
+    assert set().union(*batches[1:]) <= batches[0]
 
 
 class _Branch(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Node
 
@@ -15,6 +16,9 @@ from slipstream.graph.traffic import is_view
 from slipstream.nas.supernet import Subnet, Supernet, need_supernet
 from slipstream.nas.trace import op_name
 from slipstream.search import Candidate
+
+# Sub-networks whose operators are timed before a search, and the number of operators.
+_SAMPLES, _MAX_AHEAD = 256, 512
 
 
 def predict_latency(
@@ -37,8 +41,7 @@ def predict_latency(
     """
     durations = durations or Durations()
     chosen = need_supernet(net).config if config is None else net.space.checked(config)
-    # The previous operator has just written the operands, and weights of small models stay cached.
-    requests = [TimingRequest(call, warm=True) for _, call in calls_of(Subnet(net, chosen))]
+    requests = _requests(net, chosen)
     durations.measure(requests)
     timings = [durations.lookup(request) for request in requests]
     failed = [r.call.name for r, timing in zip(requests, timings, strict=True) if timing is None]
@@ -48,6 +51,20 @@ def predict_latency(
             remedy="constrain macs or params instead",
         )  # fmt: skip
     return sum(timing.nanoseconds for timing in timings if timing is not None) / 1e6
+
+
+def time_ahead(net: Supernet, durations: Durations) -> None:
+    """Time the operators of random sub-networks together, since each batch starts a process."""
+    rng, requests = np.random.default_rng(0), dict[str, TimingRequest]()
+    for _ in range(_SAMPLES):
+        if len(requests) < _MAX_AHEAD:
+            requests |= {r.key: r for r in _requests(net, net.space.sample(rng))}
+    durations.measure(requests.values())
+
+
+def _requests(net: Supernet, config: Mapping[str, int]) -> list[TimingRequest]:
+    # The previous operator has just written the operands, and weights of small models stay cached.
+    return [TimingRequest(call, warm=True) for _, call in calls_of(Subnet(net, config))]
 
 
 def calls_of(subnet: Subnet) -> Iterator[tuple[Node, Call]]:

@@ -14,10 +14,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipstream.arguments import as_integer
+from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.nas.estimates import METRICS, estimate
-from slipstream.nas.latency import predict_latency
+from slipstream.nas.latency import predict_latency, time_ahead
 from slipstream.nas.supernet import Supernet, need_supernet
+from slipstream.nas.trace import op_name, owner_of
 from slipstream.provenance import Provenance
 from slipstream.search import Estimator, Study, study
 from slipstream.search.metrics import State, parse_limits
@@ -54,7 +56,8 @@ def fit(
         InvalidArgumentError: `batches` is not a function, a batch is not a pair or has another
             shape, or `optimizer` is that of another model.
         UnknownNameError: `sampling` is unknown.
-        WorkloadError: `loss` fails, or does not return a scalar with gradients.
+        WorkloadError: `loss` fails, or does not return a scalar with gradients; or the loss or a
+            gradient is NaN or infinite. The weights stay those before this step.
     """
     if sampling not in ("sandwich", "single-path"):
         raise UnknownNameError("sampling", sampling, ("sandwich", "single-path"))
@@ -65,7 +68,7 @@ def fit(
             "optimizer", "it trains no weights of the supernet, which are copies of the model's",
             remedy="create it with net.parameters()",
         )  # fmt: skip
-    rng = np.random.default_rng(seed)
+    rng, step = np.random.default_rng(seed), 0
     extremes, drawn = ([], 1) if sampling == "single-path" else (
         [space.full, space.smallest], as_integer("subnets", subnets, 0))  # fmt: skip
     net.train()
@@ -79,10 +82,16 @@ def fit(
                         "batches", f"a batch is {kind}, not a pair of input and target"
                     )
                 inputs, target = batch
+                step += 1
                 optimizer.zero_grad()
                 configs = [*extremes, *(space.sample(rng) for _ in range(drawn))]
                 for config in configs:
-                    _backward(net.configure(config)(inputs), target, loss, len(configs))
+                    if not _backward(net.configure(config)(inputs), target, loss, len(configs)):
+                        raise _diverged(step, "loss", _first_infinite(net, inputs))
+                gradients = {n: p.grad for n, p in net.net.named_parameters() if p.grad is not None}
+                if not nn.utils.get_total_norm(list(gradients.values())).isfinite():
+                    bad = next(n for n, g in gradients.items() if not g.isfinite().all())
+                    raise _diverged(step, "gradient", f"the gradient of {bad}")
                 optimizer.step()
     finally:
         net.configure(space.full)
@@ -91,9 +100,12 @@ def fit(
 
 def _backward(
     output: Any, target: Any, loss: Callable[[Any, torch.Tensor], torch.Tensor], count: int
-) -> None:
+) -> bool:
+    """Add the gradients of a mean of `count` losses; return whether the loss is finite."""
     try:
-        (loss(output, target) / count).backward()
+        value = loss(output, target) / count
+        value.backward()
+        return bool(value.isfinite())
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shapes = ", ".join(
             str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
@@ -103,6 +115,26 @@ def _backward(
             f"the loss of output and target failed ({shapes}): {error}", where="loss",
             remedy="pass a function of output and target that returns a scalar tensor",
         ) from error  # fmt: skip
+
+
+def _first_infinite(net: Supernet, inputs: torch.Tensor) -> str:
+    """Return the first layer of the configured sub-network with NaN, or else with infinity."""
+    found: dict[bool, str] = {}
+    with torch.no_grad():
+        for node, value in net.run([inputs]):
+            if isinstance(value, torch.Tensor) and not value.isfinite().all():
+                names = {"placeholder": "the input", "get_attr": f"the weight {node.target}"}
+                layer = f"{op_name(node)} in {owner_of(node) or 'the model'}"
+                found.setdefault(bool(value.isnan().any()), names.get(node.op, layer))
+    # Masks of attention are infinite on purpose.
+    return found.get(True) or found.get(False) or "the loss function"
+
+
+def _diverged(step: int, kind: str, where: str) -> WorkloadError:
+    return WorkloadError(
+        f"the {kind} is NaN or infinite in step {step}, first in {where}", where="fit",
+        remedy="check the data, or lower the learning rate",
+    )  # fmt: skip
 
 
 def calibrate(module: nn.Module, inputs: Iterable[torch.Tensor] | torch.Tensor) -> None:
@@ -169,9 +201,15 @@ def search(
         raise UnknownNameError("metric", metric, _METRICS)
     units = {m: unit for m, unit in _METRICS.items() if m in METRICS or m in metrics}
 
+    durations = Durations()
+    if "latency" in units:
+        time_ahead(net, durations)
+
     def from_shapes(config: Mapping[str, Any]) -> dict[str, float]:
-        latency = {"latency": predict_latency(net, config)} if "latency" in units else {}
-        return {**estimate(net, config), **latency}
+        if "latency" not in units:
+            return dict(estimate(net, config))
+        return {**estimate(net, config),
+                "latency": predict_latency(net, config, durations=durations)}  # fmt: skip
 
     limits = {m: _absolute(net, m, text, from_shapes) for m, text in (constraints or {}).items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Self
 
@@ -130,6 +130,11 @@ class Supernet(nn.Module):
                 shapes.
         """
         self._check(inputs)
+        *_, (_, output) = self.run(inputs)
+        return output
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[Node, Any]]:
+        """Yield the operators of the configured sub-network with their results, in order."""
         subnet = Subnet(self, self._config)
         values: dict[Node, Any] = {}
         remaining = iter(inputs)
@@ -141,14 +146,14 @@ class Supernet(nn.Module):
             elif node.op == "get_attr":
                 values[node] = subnet.tensor(node)
             elif node.op == "output":
-                return torch.fx.map_arg(node.args[0], values.__getitem__)
+                values[node] = torch.fx.map_arg(node.args[0], values.__getitem__)
             elif node in subnet.skipped:
                 values[node] = values[subnet.skipped[node]]
             else:
                 target, args, kwargs = subnet.call(node, self.training)
                 args, kwargs = torch.fx.map_arg((args, kwargs), values.__getitem__)
                 values[node] = target(*args, **kwargs)
-        return None
+            yield node, values[node]
 
     def _check(self, inputs: Sequence[Any]) -> None:
         """Compare inputs with the traced ones, whose variable sizes are symbols."""
