@@ -51,7 +51,9 @@ void Network::attach(int32_t instance, double now_ns) {
   Flow &flow = flow_[id];
   const int32_t task = instance < program_.tasks ? instance : instance % program_.tasks;
   flow.instance = instance;
-  flow.task = task;
+  // Read in every round; the offsets of all tasks would not stay in the cache.
+  const int32_t *links = flows_.link.data();
+  flow.path = {links + flows_.offset[task], links + flows_.offset[task + 1]};
   flow.left_bytes = flows_.bytes[task];
   flow.weight = flows_.weight.empty() ? 1.0 : flows_.weight[task];
   flow.rank = rank_of_task_.empty() ? 0 : rank_of_task_[task];
@@ -60,7 +62,7 @@ void Network::attach(int32_t instance, double now_ns) {
   flow.bottleneck = -1;
   flow.in_set = flow.seeded = false;
   place_[id].clear();
-  for (const int32_t link : path(flow)) {
+  for (const int32_t link : flow.path) {
     place_[id].push_back(static_cast<int32_t>(on_[link].size()));
     on_[link].push_back({id, static_cast<int32_t>(place_[id].size()) - 1});
   }
@@ -72,7 +74,7 @@ void Network::detach(int32_t id) {
   Flow &flow = flow_[id];
   ++flow.version;
   int32_t hop = 0;
-  for (const int32_t link : path(flow)) {
+  for (const int32_t link : flow.path) {
     std::vector<OnLink> &there = on_[link];
     const int32_t hole = place_[id][hop++];
     there[hole] = there.back();
@@ -159,7 +161,7 @@ void Network::gather(int32_t rank, std::size_t first) {
   stale_.clear();
   for (std::size_t i = first; i < set_.size(); ++i) {
     const Flow &flow = flow_[set_[i]];
-    for (const int32_t link : path(flow)) {
+    for (const int32_t link : flow.path) {
       if (slot_[link] < 0) {
         slot_[link] = static_cast<int32_t>(touched_.size());
         touched_.push_back(Touched{});
@@ -218,7 +220,7 @@ void Network::fill() {
     Flow &flow = flow_[id];
     flow.new_bottleneck = -1;
     Filling alone{kInfinite, -1};
-    for (const int32_t link : path(flow)) {
+    for (const int32_t link : flow.path) {
       const int32_t index = slot_[link];
       if (touched_[index].count > 1) continue;
       const Filling here{touched_[index].residual / touched_[index].weight, index};
@@ -250,7 +252,7 @@ void Network::fill() {
       flow.new_bottleneck = full.link;
       flow.new_level = level;
       const double rate = level * flow.weight;
-      for (const int32_t link : path(flow)) {
+      for (const int32_t link : flow.path) {
         Touched &touched = touched_[slot_[link]];
         touched.residual = std::max(0.0, touched.residual - rate);
         touched.weight -= flow.weight;
@@ -261,7 +263,7 @@ void Network::fill() {
   }
   for (const int32_t id : set_) {
     const Flow &flow = flow_[id];
-    for (const int32_t link : path(flow)) {
+    for (const int32_t link : flow.path) {
       Touched &touched = touched_[slot_[link]];
       touched.new_load += flow.new_level * flow.weight;
       touched.set_max = std::max(touched.set_max, flow.new_level);

@@ -50,6 +50,12 @@ class Network {
     int32_t flow;
     int32_t hop;  // which link of the flow's path this is
   };
+  struct Path {
+    const int32_t *first;
+    const int32_t *last;
+    const int32_t *begin() const { return first; }
+    const int32_t *end() const { return last; }
+  };
   struct Flow {
     double left_bytes;  // at since_ns
     double rate;
@@ -57,8 +63,8 @@ class Network {
     double since_ns;
     double weight;
     double new_level;
+    Path path;
     int32_t instance;
-    int32_t task;
     int32_t rank;        // of its priority, 0 the most urgent
     int32_t bottleneck;  // -1 before the first solve
     int32_t new_bottleneck;
@@ -108,16 +114,6 @@ class Network {
     bool stale;          // a flow joined since the others were inspected
   };
 
-  struct Path {
-    const int32_t *first;
-    const int32_t *last;
-    const int32_t *begin() const { return first; }
-    const int32_t *end() const { return last; }
-  };
-  Path path(const Flow &flow) const {
-    const int32_t *links = flows_.link.data();
-    return {links + flows_.offset[flow.task], links + flows_.offset[flow.task + 1]};
-  }
   void attach(int32_t instance, double now_ns);
   void detach(int32_t flow);
   void seed(int32_t flow);
