@@ -72,6 +72,8 @@ def test_a_rank_that_failed_before_does_not_count_as_alive() -> None:
                 time.sleep(5.0)
                 return None
             found = ranks.explain(RuntimeError("as if"), "a test")
+            # Halos and metrics are communicated, too.
+            assert "gradients" not in str(found)
             if not turn:
                 dist.barrier()
         return found.ranks

@@ -42,7 +42,10 @@ def curve(
     global_batch: Annotated[
         int,
         typer.Option(
-            metavar="SAMPLES", min=0, help="Fixed batch size of all workers; 0: it grows with them."
+            metavar="SAMPLES",
+            min=0,
+            help="Fixed batch size of all workers; 0: the recorded one on each, or of all workers "
+            "if the technique divides samples or layers.",
         ),
     ] = 0,
     run: Annotated[

@@ -200,23 +200,23 @@ class ProcessGroup:
         silent = self._roll_call(text)
         if silent is None:
             failure = CommunicationError(
-                f"the exchange of gradients failed, and the store of the process group with it: "
-                f"the process that holds it has ended (rank 0, or the launcher); {text}",
+                f"communication failed, and the store of the process group with it: the process "
+                f"that holds it has ended (rank 0, or the launcher); {text}",
                 ranks=(0,) if self.rank else (), where=where,
             )  # fmt: skip
         elif silent:
             named = ", ".join(map(str, silent))
             plural = "s" if len(silent) > 1 else ""
             failure = CommunicationError(
-                f"rank{plural} {named} did not take part in the exchange of gradients and did not "
-                f"answer for {self.patience_s:g} s: exited, suspended, or stuck; {text}",
+                f"rank{plural} {named} did not take part in a communication and did not answer for "
+                f"{self.patience_s:g} s: exited, suspended, or stuck; {text}",
                 ranks=tuple(silent), where=where,
                 remedy=f"check the last output of rank {silent[0]}; resume all ranks from a "
                 "checkpoint",
             )  # fmt: skip
         else:
             failure = CommunicationError(
-                f"the exchange of gradients failed while all ranks are alive: {text}", where=where,
+                f"communication failed while all ranks are alive: {text}", where=where,
                 remedy="check that all ranks run the same model and the same steps",
             )  # fmt: skip
         self._failed = failure

@@ -152,8 +152,8 @@ def curve(
 
     Args:
         text: spec of the distributed technique or combination.
-        global_batch: samples of all workers together; 0: each worker takes the recorded number,
-            so that the batch grows with the workers.
+        global_batch: samples of all workers together; 0: the recorded number on each worker, so
+            that the batch grows with them, or of all workers if they divide samples or layers.
         plan: the run around the steps. Gains of remedies are predicted for the last number of
             workers.
 
@@ -165,11 +165,11 @@ def curve(
     if not workers:
         raise InvalidArgumentError("workers", "is empty", remedy="for example --workers 2,4,8")
     combination, combinations = technique.parse(text), []
+    # Workers that divide images or the model all take part in the whole batch.
+    divide = all(part.traits.axis == "data" for part in combination)
     for count in workers:
         parts = technique.on_workers(combination, count)
         if global_batch:
-            # Workers that divide samples or the model all take part in the whole batch.
-            divide = all(part.traits.axis == "data" for part in parts)
             per_worker, remainder = divmod(global_batch, count) if divide else (global_batch, 0)
             if remainder or not per_worker:
                 raise InvalidArgumentError(
@@ -197,7 +197,7 @@ def curve(
                 point,
                 graph,
                 plan or TrainingPlan(),
-                bool(global_batch),
+                bool(global_batch) or not divide,
                 remedies if point is points[-1] else {},
             )
             for point in points

@@ -172,7 +172,8 @@ def _fixed_batch(
     recorded: Graph, p: Predicted, compute_ns: float, each: float, fixed: bool
 ) -> RunWall:
     """Compare the time to compute a sample with that in the recorded step."""
-    remedy = "several workers per sample: spatial or pipeline"
+    by_samples = all(part.traits.axis == "data" for part in p.techniques)
+    remedy = "several workers per sample: spatial or pipeline" if by_samples else "a larger batch"
     if not fixed:
         return RunWall("fixed batch", 0.0, remedy, 0.0, "the batch grows with the workers")
     if not recorded.samples:

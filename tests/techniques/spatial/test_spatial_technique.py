@@ -43,6 +43,11 @@ def test_a_fixed_batch_is_not_divided_among_tiles(graph: Graph) -> None:
     assert "1 sample per worker" in walls["fixed batch"].detail
     assert walls["batch norm"].detail == "sums of groups"
     assert walls["batch norm"].ns > 0
+    # The batch does not grow with tiles either if it is the recorded one.
+    (point,) = curve(graph, FAST, [4], text="spatial", durations=Copies()).points
+    (same,) = (wall for wall in point.walls if wall.name == "fixed batch")
+    assert same == walls["fixed batch"]
+    assert same.remedy == "a larger batch"
     # Groups divide the workers, also if 16 samples need more of them.
     points = curve(graph, FAST, [2, 6], global_batch=6, durations=Copies()).points
     walls = {wall.name: wall for wall in points[-1].walls}
