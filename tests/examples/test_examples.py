@@ -45,6 +45,7 @@ FRAMEWORKS = {
 TASK = "time_to_quality.py"
 # Functions for other commands; these examples do not train as scripts.
 LIBRARIES = {
+    "architecture_search.py",
     "codesign.py",
     "control_stages.py",
     "keyword_spotting.py",
@@ -127,6 +128,18 @@ def test_slipstream_records_and_predicts_it(
     assert graph.meta["training"] == (function != "make_inference")
     fused = predict(graph, ["fused_optimizer"], durations=NOTHING_TIMED)[0]
     assert (fused.why_not is None) == (function != "make_inference")
+
+
+def test_a_searched_network_is_smaller_and_plain() -> None:
+    torch.manual_seed(0)
+    made = runpy.run_path(str(EXAMPLES / "architecture_search.py"))
+    whole = made["network"]()
+    made["train"](whole, 2)
+    small = made["make_smaller"](whole, {"macs": "<= 0.4x"}, epochs=4, trials=3)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (whole, small)]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert not any("slipstream" in type(module).__module__ for module in small.modules())
+    assert made["is_right"](small, made["TEST"]).float().mean() > 0.6
 
 
 def test_nests_are_programs() -> None:
