@@ -102,6 +102,17 @@ def test_a_storage_shared_by_two_parameters_counts_once() -> None:
     assert sorted(role for _, role in found.values()) == [Role.PARAMETER, Role.INPUT]
 
 
+def test_tensors_inside_transforms_have_no_storage() -> None:
+    found: list[memory.Held] = []
+
+    def square(value: torch.Tensor) -> torch.Tensor:
+        found.append(memory.held(BuiltWorkload(lambda: value, batch=value)))
+        return value.square().sum()
+
+    torch.func.vmap(torch.func.grad(square))(torch.ones(2, 3))
+    assert found == [{}]
+
+
 def test_a_tensor_that_no_walk_finds_is_detected_when_used() -> None:
     secret = torch.randn(64, 64)
 

@@ -70,8 +70,11 @@ def held(built: BuiltWorkload, device: str = "cpu") -> Held:
 
     def add(tensors: Iterable[Any], role: Role) -> None:
         for tensor in tensors:
-            strided = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
-            if strided and tensor.device.type == device:
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                continue
+            # Tensors inside torch.func's transforms have no storage of their own.
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            if tensor.device.type == device and not wrapped:
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     storages.setdefault(storage.data_ptr(), (storage.nbytes(), role))

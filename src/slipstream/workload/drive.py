@@ -24,9 +24,9 @@ from slipstream.units import with_article
 from slipstream.workload.built import BuiltWorkload, build_from, prepare
 from slipstream.workload.guard import FileGuard
 from slipstream.workload.lines import UserLines, project_root
+from slipstream.workload.packages import import_place
 from slipstream.workload.providers import build_from_providers, family_of
 from slipstream.workload.recipe import Workload
-from slipstream.workload.relative import relative_import
 from slipstream.workload.script import ARGPARSE, run_script
 
 T = TypeVar("T")
@@ -113,11 +113,14 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
 
     _leave_process_group()
     path = workload.path.resolve()
-    # Its folder first, as with `python file.py`, so that its imports work.
-    sys.path.insert(0, str(path.parent))
+    folder, package = import_place(path)
+    # First, as with `python file.py`, so that its imports work.
+    sys.path.insert(0, str(folder))
     # Under the file's name, for pickling and self-imports of the user's code; but a file called
     # random.py must not replace the module that torch has imported.
-    name = path.stem if path.stem not in sys.modules else f"slipstream_workload_{path.stem}"
+    name = f"{package}.{path.stem}" if package else path.stem
+    if name in sys.modules:
+        name = f"{package}.slipstream_workload_{path.stem}".lstrip(".")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -127,16 +130,7 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
     prepare(workload.techniques)
     torch.manual_seed(seed)
     with lines:
-        try:
-            spec.loader.exec_module(module)
-        except ImportError as error:
-            remedy = relative_import(path)
-            if remedy is None:
-                raise
-            described = describe_error(error)
-            raise WorkloadError(
-                described["what"], where=described["where"], remedy=remedy
-            ) from error
+        spec.loader.exec_module(module)
     where = f"{path}:{workload.function}"
     if (family := family_of(workload.function)) is not None:
         torch.manual_seed(seed)

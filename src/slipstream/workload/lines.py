@@ -13,6 +13,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+from slipstream.workload.packages import import_place
+
 _ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -45,9 +47,9 @@ def project_root(path: Path) -> Path:
     """Return the nearest parent folder of a project, whose files count as the user's.
 
     Args:
-        path: the workload's file, whose folder is the default.
+        path: the workload's file, from whose `import_place` the search starts.
     """
-    folder = path.resolve().parent
+    folder, _ = import_place(path)
     for above in (folder, *folder.parents):
         if any((above / mark).exists() for mark in _ROOT_MARKS):
             return above

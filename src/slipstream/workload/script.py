@@ -39,8 +39,8 @@ from slipstream.workload.built import (
 )
 from slipstream.workload.lines import Line, UserLines, project_root
 from slipstream.workload.loops import moved, other_loops
+from slipstream.workload.packages import import_place
 from slipstream.workload.recipe import Workload, workload_functions
-from slipstream.workload.relative import relative_import
 
 if TYPE_CHECKING:
     import torch
@@ -282,7 +282,7 @@ class _Script(Generic[T]):
         register_optimizer_step_post_hook(self._discover)
         self._discovery.note_losses()
         prepare(self._workload.techniques)
-        sys.path.insert(0, str(self._path.parent))
+        sys.path.insert(0, str(import_place(self._path)[0]))
         text = self._path.read_text(encoding="utf-8", errors="replace")
         if _INFERS.search(text) and not _TRAINS.search(text):
             self._discovery.called = self._discover_call
@@ -418,10 +418,11 @@ def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> Sy
     torch.manual_seed(seed)
     sys.argv = [str(path), *workload.script_arguments]
     try:
-        if content is None:
+        _, package = import_place(path)
+        if content is None and not package:
             runpy.run_path(str(path), run_name="__main__")
         else:
-            _run_edited(path, content)
+            _run_content(path, content or path.read_bytes(), package)
     except SystemExit as exit_:
         return exit_
     except Exception as error:
@@ -452,13 +453,17 @@ def edit_script(workload: Workload, techniques: Iterable[Applicable]) -> bytes |
     return content
 
 
-def _run_edited(path: Path, content: bytes) -> None:
-    """Run `content` as ``runpy.run_path`` would run the file."""
+def _run_content(path: Path, content: bytes, package: str) -> None:
+    """Run `content` as ``python file.py`` or ``python -m package.file`` would run the file."""
     text = importlib.util.decode_source(content)
     # For tracebacks, which show the lines that ran.
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     module = types.ModuleType("__main__")
-    module.__file__, module.__package__ = str(path), ""
+    module.__file__, module.__package__ = str(path), package
+    if package:
+        importlib.import_module(package)
+        # Processes that it spawns import it under this name.
+        module.__spec__ = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
     sys.modules["__main__"] = module
     exec(compile(content, str(path), "exec"), vars(module))
 
@@ -564,8 +569,6 @@ def _remedy(error: Exception, workload: Workload) -> str | None:
     name = workload.path.name
     if isinstance(error, EOFError) and "reading a line" in str(error):
         return "a prompt cannot be answered here: pass its answer as an argument, after --"
-    if isinstance(error, ImportError) and (relative := relative_import(workload.path)):
-        return relative
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if "argv" in line:
         arguments = " ".join(workload.script_arguments)

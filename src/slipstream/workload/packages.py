@@ -1,0 +1,25 @@
+"""The package of a workload's file."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+
+def import_place(path: Path) -> tuple[Path, str]:
+    """Return the folder from which a file is imported, and the name of its package.
+
+    A file with relative imports runs as with ``python -m package.file`` in the folder of its
+    outermost package; any other as with ``python file.py``: from its folder, without a package.
+    """
+    folder = path.resolve().parent
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return folder, ""
+    levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names: list[str] = []
+    while len(names) < max(levels, default=0) or (names and (folder / "__init__.py").exists()):
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
