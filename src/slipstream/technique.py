@@ -347,7 +347,7 @@ class TechniqueSettings:
             value = getattr(self, field.name)
             # A selector is the main setting only if it is the technique's only way to select.
             if number == 0 and (field.name not in _SELECTORS or field.default is None):
-                parts.append(_write(value))
+                parts += [_write(value)] if value != "" else []
             elif value != field.default:
                 parts.append(f"{field.name.rstrip('_')}={_write(value)}")
         return self.name + (":" + ",".join(parts) if parts else "")

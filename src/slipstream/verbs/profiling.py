@@ -269,11 +269,15 @@ def profile_in_child(
     workload: dict[str, Any], keep_in: str, settings: dict[str, Any], path: str
 ) -> Any:
     """Capture the workload's step and write its graph to `path`. Runs in the child."""
+    from slipstream.engines.storage.reading import FetchLog, with_reads
+
     record = capture(CaptureSettings(**settings), report_progress)
+    log = Path(path).with_suffix(".fetches")
+    FetchLog(log)
 
     def program(built: Any) -> Any:
         try:
-            graph = yield from record(built)
+            graph = with_reads((yield from record(built)), log)
         except GraphError as error:
             raise _explained(error) from error
         save(graph, Path(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.units import LOADING
 from slipstream.engines.storage.importing import import_trace
+from slipstream.engines.storage.reading import READING_TASK, READS, recorded_trace
 from slipstream.engines.storage.shard_cache import ShardCache
 from slipstream.engines.storage.simulating import capacity_of, parse_capacity, reads, simulate
+from slipstream.engines.storage.traces import AccessTrace
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.graph import Editor, Graph
+from slipstream.graph import Editor, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import (
     CodeChange,
@@ -31,11 +33,12 @@ from slipstream.technique import (
 from slipstream.units import format_percent
 from slipstream.workload import BuiltWorkload, Workload
 
-_SINGLE = LOADING + "_SingleProcess"
-# Below this share of the step, a cache cannot save enough to be worth a recording.
+# Below this share of the step, a cache cannot save enough to be worth one.
 _MIN_SHARE = 0.1
-# How much of loading is waiting for files is not measured, see `CachedFiles.waiting`.
-_SPREAD = 0.3
+# Of the remaining waiting: reads of a recorded run, and of assumed epochs.
+_SPREAD, _ASSUMED_SPREAD = 0.1, 0.3
+# Assumed time of a file on the fast disk.
+_HIT_NS = 100_000.0
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,12 @@ class CachedFiles(TechniqueSettings):
     """Read files below `origin` through a `ShardCache`.
 
     Attributes:
-        trace: recorded by ``slipstream storage record``; required to predict.
+        trace: recorded by ``slipstream storage record``; by default the reads of the profiled steps
+            or, if they are less than two epochs, shuffled epochs over the files in their folder.
         origin: folder of the files.
         folder: on the fast disk.
-        capacity: bytes, or a share of the bytes of all files of the trace.
+        capacity: bytes, or a share of the bytes of all files: of `trace`, else below `origin`.
         policy: see `POLICIES`.
-        waiting: share of the loading time in which the step waits for files.
     """
 
     trace: str = ""
@@ -56,45 +59,45 @@ class CachedFiles(TechniqueSettings):
     folder: str = ""
     capacity: str = "20%"
     policy: str = "auto"
-    waiting: float = 1.0
 
     name: ClassVar[str] = "shard_cache"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 3, clock="wall")
     effect: ClassVar[Quality] = Quality(QualityKind.EXACT, "the same bytes, read from another disk")
 
     def __post_init__(self) -> None:
-        if not 0 < self.waiting <= 1:
-            raise InvalidArgumentError("shard_cache:waiting", f"{self.waiting} is not in (0, 1]")
         parse_capacity(self.capacity, "shard_cache:capacity")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """Return why loading does not limit the step, or what is missing to predict a cache."""
-        loading = _loading(graph)
-        if not loading.size:
-            return "the step does not load batches from a torch DataLoader in its own process"
-        tasks = graph.tasks
-        share = tasks.duration_ns[loading].sum() / (tasks.duration_ns + tasks.gap_ns).sum()
+        """Return why waiting for files does not limit the step; None if it does."""
+        reading = _reading(graph)
+        if not reading.size:
+            return "no torch DataLoader of the profiled steps opened files in Python"
+        edit = Editor(graph, str(self))
+        edit.scale(reading, 0.0, Provenance.SIMULATED)
+        share = 1 - replay(edit.apply("")).step_ns / replay(graph).step_ns
         if share < _MIN_SHARE:
-            return f"loading takes only {format_percent(float(share))} of the step"
-        if not self.trace:
-            return (
-                f"loading takes {format_percent(float(share))} of the step, but its files are "
-                "unknown: record them with slipstream storage record -o run.npz -- python "
-                "train.py, then pass shard_cache:run.npz"
-            )
+            return f"waiting for files makes only {format_percent(max(share, 0.0))} of the step"
         return None
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Shorten loading by the simulated share of bytes that hit, in the second half of reads."""
-        edit = Editor(graph, str(self))
-        trace = reads(import_trace(self.trace))
+        """Shorten waiting by the simulated share of bytes that hit, in the second half of reads."""
+        found: Any = graph.meta[READS]
+        trace, known = recorded_trace(found)
+        if self.trace:
+            trace, known = reads(import_trace(self.trace)), True
         half = len(trace) // 2
         hit = simulate(trace, self.policy, self.capacity)[half:]
         sizes = trace.sizes[half:]
         saved = float(sizes[hit].sum() / max(int(sizes.sum()), 1))
-        remaining = 1 - self.waiting * saved
-        edit.scale(_loading(graph), remaining, Provenance.SIMULATED, spread=_SPREAD)
-        return edit.apply(f"{format_percent(saved)} of the bytes are read from the cache")
+        fast = min(_HIT_NS * found["per_batch"] / max(found["waiting_ns"], 1.0), 1.0)
+        edit = Editor(graph, str(self))
+        edit.scale(
+            _reading(graph), 1 - saved * (1 - fast),
+            Provenance.SIMULATED if known else Provenance.ASSUMED,
+            spread=_SPREAD if known else _ASSUMED_SPREAD,
+        )  # fmt: skip
+        basis = "reads" if known else "assumed epochs"
+        return edit.apply(f"{format_percent(saved)} of the bytes of {basis} are in the cache")
 
     def apply(self, built: BuiltWorkload) -> None:
         """Do nothing: `prepare` has replaced what the workload opens."""
@@ -105,13 +108,24 @@ class CachedFiles(TechniqueSettings):
             if not getattr(self, setting):
                 raise InvalidArgumentError(
                     f"shard_cache:{setting}", "is required to apply the technique",
-                    remedy="shard_cache:run.npz,origin=/slow/shards,folder=/fast/cache",
+                    remedy="for example shard_cache:origin=/slow/shards,folder=/fast/cache",
                 )  # fmt: skip
-        size: int | str = self.capacity
-        if self.capacity.endswith("%"):
-            size = capacity_of(reads(import_trace(self.trace)), self.capacity)
-        cache = ShardCache(self.folder, size, self.origin, policy=self.policy)
-        builtins.open = _cached(builtins.open, cache, os.path.realpath(self.origin))
+        origin, size = os.path.realpath(self.origin), self.capacity
+        if not os.path.isdir(origin):
+            raise InvalidArgumentError("shard_cache:origin", f"{self.origin} is not a folder")
+        if size.endswith("%"):
+            sizes = reads(import_trace(self.trace)) if self.trace else _below(origin)
+            size = str(capacity_of(sizes, size))
+        original = builtins.open
+
+        def fetch(name: str) -> bytes:
+            with original(os.path.join(origin, name), "rb") as file:
+                content: bytes = file.read()
+            return content
+
+        cache = ShardCache(self.folder, size, fetch, policy=self.policy)
+        # pathlib opens files through io.open.
+        builtins.open = io.open = _cached(original, cache, origin)
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Return the lines to write by hand."""
@@ -125,9 +139,22 @@ class CachedFiles(TechniqueSettings):
         )
 
 
-def _loading(graph: Graph) -> NDArray[np.int64]:
-    inside = np.array([text.startswith(_SINGLE) for text in graph.strings])
-    return np.flatnonzero(inside[graph.tasks.scope])
+def _reading(graph: Graph) -> NDArray[np.int64]:
+    """Return the tasks that wait for files, in the step's process and in workers."""
+    names = np.array([text == READING_TASK for text in graph.strings])
+    return np.flatnonzero(names[graph.tasks.name])
+
+
+def _below(folder: str) -> AccessTrace:
+    """Return one read of every file below a folder.
+
+    Raises:
+        InvalidArgumentError: there is none.
+    """
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    if not files:
+        raise InvalidArgumentError("shard_cache:origin", f"there are no files below {folder}")
+    return AccessTrace.of([*map(str, files)], [path.stat().st_size for path in files])
 
 
 def _cached(original: Any, cache: ShardCache, origin: str) -> Any:
