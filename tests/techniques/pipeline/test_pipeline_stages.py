@@ -80,6 +80,59 @@ def test_synchronous_stages_train_like_one_process(
         ]
 
 
+class Blocks(nn.Module):
+    """A loop over blocks with skips within them, a shared operation and an optional argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.ReLU(inplace=True), nn.Linear(16, 16)) for _ in range(3)
+        )
+        self.scale = nn.Parameter(torch.ones(16))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.enter(x)
+        if mask is not None:
+            x = x * mask
+        for block in self.blocks:
+            x = x + block(x.clone())
+        return self.head(x * self.scale)
+
+
+class Skipped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x) + self.second(x)
+
+
+def blocks() -> tuple[nn.Module, Any, Any, Any]:
+    _, batch, loss, _ = parts()
+    model = Blocks()
+    return model, batch, loss, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+
+def run_blocks(technique: Pipeline, rank: int) -> list[float]:
+    built = build_from(blocks(), (technique,), 0, "test")
+    losses = [float(built.step()) for _ in range(STEPS)]
+    built.settle()
+    return losses
+
+
+def test_a_model_with_its_own_forward_is_cut_at_its_blocks() -> None:
+    model = blocks()[0]
+    names = [name for name, _ in chain(model, "test")]
+    assert names == ["enter.0", "enter.1", "blocks.0.0", "blocks.1.0", "blocks.2.0", "head"]
+    built = build_from(blocks(), (), 0, "test")
+    losses = [float(built.step()) for _ in range(STEPS)]
+    for answer in run_ranks(3, functools.partial(run_blocks, Pipeline(3, 4, "1f1b"))):
+        assert answer == pytest.approx(losses, rel=1e-5)
+
+
 def partly_frozen() -> tuple[nn.Sequential, Any, Any, Any]:
     """Return layers without gradients before the others, with batch norm in evaluation mode."""
     model, (x, y), loss, _ = parts()
@@ -195,7 +248,8 @@ def test_autocast_of_the_whole_model_is_refused() -> None:
     [
         (parts, 5, "24 samples and 11 layers do not make 5 equal micro-batches"),
         (tied, 4, "shared by layers of different stages"),
-        (lambda: (nn.LSTM(4, 4), *parts()[1:]), 4, "the model is LSTM"),
+        (lambda: (nn.LSTM(4, 4), *parts()[1:]), 4, "the model is LSTM, which cannot be traced"),
+        (lambda: (Skipped(), *parts()[1:]), 4, "several tensors pass between its modules first, s"),
         (lambda: (parts()[0], parts()[1][0], *parts()[2:]), 4, "a batch of two tensors"),
         (lambda: (parts()[0], ([1.0], 2), *parts()[2:]), 4, "a batch of two tensors"),
         (

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import operator
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 
 from slipstream.errors import WorkloadError
 from slipstream.units import with_article
@@ -37,20 +40,17 @@ def shared_batch(built: BuiltWorkload, technique: str) -> tuple[torch.Tensor, to
 
 
 def chain(model: nn.Module, technique: str, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield names and layers of nested ``nn.Sequential`` containers, in order.
+    """Yield names and layers of a model, in order.
+
+    They are those of nested ``nn.Sequential`` containers. A model with another forward is traced;
+    each of its layers begins with a call of a module before which only one tensor passes.
 
     Args:
         prefix: what the names begin with.
 
     Raises:
-        WorkloadError: the model is another module, or its containers have hooks.
+        WorkloadError: the model cannot be traced or is a single layer, or a container has hooks.
     """
-    if type(model) is not nn.Sequential:
-        raise WorkloadError(
-            f"{technique} runs chains of layers, but the model is {type(model).__name__}",
-            remedy="wrap its layers in nn.Sequential, or split it with "
-            "torch.distributed.pipelining.pipeline",
-        )
     hooks = (model._forward_pre_hooks, model._forward_hooks, model._backward_hooks)
     if "forward" in vars(model) or model._compiled_call_impl is not None or any(hooks):
         raise WorkloadError(
@@ -58,11 +58,86 @@ def chain(model: nn.Module, technique: str, prefix: str = "") -> Iterator[tuple[
             "compilation of their container",
             remedy=f"run {technique} without amp, compile and other techniques for the whole model",
         )
+    if type(model) is not nn.Sequential:
+        yield from _traced_layers(model, technique)
+        return
     for name, layer in model._modules.items():
         if type(layer) is nn.Sequential:
             yield from chain(layer, technique, f"{prefix}{name}.")
         else:
             yield prefix + name, layer
+
+
+class _Tracer(fx.Tracer):
+    """Calls of blocks, and of layers outside them: modules without lists of modules are leaves."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) is not nn.Sequential and not any(
+            isinstance(inner, nn.ModuleList) for inner in m.modules()
+        )
+
+
+def _traced_layers(model: nn.Module, technique: str) -> Iterator[tuple[str, nn.Module]]:
+    what = f"{technique} runs chains of layers, but the model is {type(model).__name__}"
+    remedy = (
+        "wrap its layers in nn.Sequential, or split it with torch.distributed.pipelining.pipeline"
+    )
+    optional = {
+        name: parameter.default
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    try:
+        graph = _Tracer().trace(model, concrete_args=optional)
+    except Exception as error:  # of the user's forward
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise WorkloadError(f"{what}, which cannot be traced: {reason}", remedy=remedy) from error
+    # The trace checks that optional arguments have their defaults; a layer has none.
+    for node in reversed(graph.nodes):
+        if node.target is torch._assert or (node.op == "call_function" and not node.users):
+            graph.erase_node(node)
+    # Parameters are read where they are used.
+    nodes = [n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+    position = {node: at for at, node in enumerate(nodes)}
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and node.users]
+    ends = {
+        node: max((position.get(user, len(nodes)) for user in node.users), default=-1)
+        for node in (*inputs, *nodes)
+    }
+    # By position, the tensor that passes before it.
+    starts: dict[int, Any] = {0: inputs[0] if inputs else None}
+    passing, passed, latest = dict.fromkeys(inputs), None, 0
+    for at, node in enumerate(nodes):
+        passing = {value: None for value in passing if ends[value] >= at}
+        # Not part of a tuple.
+        if len(passing) == 1 and all(
+            u.target is not operator.getitem for p in passing for u in p.users
+        ):
+            latest, passed = at, next(iter(passing))
+        if node.op == "call_module" and latest:
+            starts[latest], latest = passed, 0
+        passing[node] = None
+    if len(inputs) != 1 or len(starts) < 2:
+        shared = [str(n.target) for n in nodes if n.op == "call_module"]
+        raise WorkloadError(
+            f"{what}, which cannot be cut: several tensors pass between its modules "
+            f"{', '.join(shared[:4]) or '(none)'}",
+            remedy=remedy,
+        )
+    (result,) = (node.args[0] for node in graph.nodes if node.op == "output")
+    for begin, end in itertools.pairwise([*starts, len(nodes)]):
+        part = fx.Graph()
+        copies = {starts[begin]: part.placeholder("x")}
+        for node in nodes[begin:end]:
+            for source in node.all_input_nodes:
+                if source not in copies:
+                    copies[source] = part.node_copy(source)
+            copies[node] = part.node_copy(node, copies.__getitem__)
+        part.output(fx.map_arg(starts.get(end, result), copies.__getitem__))
+        called = [str(node.target) for node in nodes[begin:end] if node.op == "call_module"]
+        layer = fx.GraphModule(model, part, type(model).__name__)
+        layer.inplace = bool(called) and getattr(model.get_submodule(called[0]), "inplace", False)
+        yield called[0] if called else "", layer
 
 
 def writable(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -98,6 +98,7 @@ class StagePasses:
     ) -> None:  # fmt: skip
         self.module, self._loss, self._optimizer = module, loss, optimizer
         self._returns, self._trains = returns, trains
+        self._overwrites = any(getattr(layer, "inplace", False) for layer in module.modules())
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         own = set(self._parameters)
         self._groups = [
@@ -131,7 +132,7 @@ class StagePasses:
         self.log.append((Action.FORWARD.value, number, self.updates))
         if self._returns:
             x = x.requires_grad_()
-        out = self._weights.forward(number, x)
+        out = self._weights.forward(number, x.clone() if self._overwrites else x)
         if targets is not None:
             out = self._loss(out, targets) / self._micro_batches
         self._held[number] = x, out
