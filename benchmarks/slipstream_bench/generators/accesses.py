@@ -63,3 +63,38 @@ def training_accesses(
         time_ns=[round(time_s * 1e9) for time_s, *_ in rows],
         contexts=[{"job": job} for *_, job in rows],
     )  # fmt: skip
+
+
+def tier_accesses(seed: int, files: int = 6000, days: float = 30.0) -> AccessTrace:
+    """Return files of several kinds in the same folders, created at random times of `days`.
+
+    Shards are read for five days, then no more; results are read a few times in an hour, and
+    deleted; checkpoints and logs are hardly ever read. Kinds appear in names and contexts.
+    """
+    (random,) = streams(seed, 1)
+    day_ns = 86_400 * 10**9
+    # Mean reads, days of reading, days until the deletion, median bytes.
+    kinds = {
+        "shard": (400.0, 5.0, 60.0, 2e8), "result": (60.0, 0.05, 1.0, 5e8),
+        "checkpoint": (0.1, 1.0, 3.0, 4e9), "log": (0.5, 10.0, 60.0, 1e8),
+    }  # fmt: skip
+    rows: list[tuple[float, str, int, int, dict[str, str]]] = []
+    for number in range(files):
+        kind = str(random.choice(list(kinds)))
+        reads, active, life, middle = kinds[kind]
+        name = f"/job{random.integers(4)}/{kind}-{number:06d}"
+        size = int(random.lognormal(np.log(middle), 0.5))
+        born = float(random.uniform(0, days))
+        gone = born + float(random.exponential(life))
+        context = {"task": f"write {kind}", "user": f"user{random.integers(20)}"}
+        rows.append((born, name, size, 3, context))
+        times = born + random.exponential(active / 2, random.poisson(reads))
+        rows += [(float(at), name, size, 1, context) for at in times if at < min(gone, days)]
+        if gone < days:
+            rows.append((gone, name, size, 4, context))
+    rows.sort(key=lambda row: row[0])
+    return AccessTrace.of(
+        [row[1] for row in rows], [row[2] for row in rows],
+        time_ns=[round(row[0] * day_ns) for row in rows], ops=[row[3] for row in rows],
+        contexts=[row[4] for row in rows],
+    )  # fmt: skip

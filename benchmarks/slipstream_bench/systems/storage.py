@@ -27,10 +27,13 @@ from slipstream.engines.storage import (
     AccessPredictor,
     AccessTrace,
     CachedDataset,
+    PriceSheet,
     ShardCache,
     StorageOrigin,
+    StorageTier,
     import_trace,
     predict_cache,
+    predict_tiers,
     record_trace,
     simulate,
     simulate_jobs,
@@ -41,7 +44,12 @@ from slipstream.engines.storage.predictor import Observations
 from slipstream.engines.storage.recording import recording_environment
 from slipstream.engines.storage.simulating import capacity_of
 from slipstream.engines.storage.tokens import ContextClasses
-from slipstream_bench.generators.accesses import JOBS, TrainingJob, training_accesses
+from slipstream_bench.generators.accesses import (
+    JOBS,
+    TrainingJob,
+    tier_accesses,
+    training_accesses,
+)
 from slipstream_bench.harness import paired, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
@@ -63,6 +71,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _drift_row(options)
     yield from _calibration_rows(options)
     yield from _decision_row(options)
+    yield from _tier_rows(options)
     yield from _import_rows(options)
     yield from _recorder_row(options)
     yield from _training_rows(options)
@@ -314,6 +323,41 @@ def _decision_row(options: BenchOptions) -> Iterator[Bar]:
 
     seconds = np.median(times_s(run, 15)) / len(contexts)
     yield at_most(bar, 1e6 * float(seconds), 1.0, "us", n=15, detail="1,000 contexts of 2 keys")
+
+
+def _tier_rows(options: BenchOptions) -> Iterator[Bar]:
+    oracle = "tiers: savings over those of known futures"
+    folders = "tiers: savings over those of hot directories"
+    never = "tiers: smallest saving at any price, of the slow tier's cost"
+    if not any(options.wants(bar, 10) for bar in (oracle, folders, never)):
+        return
+    options.progress(oracle)
+    found: dict[str, dict[str, float]] = {}
+    for seed in range(3 if options.full else 1):
+        trace = tier_accesses(seed, 6000 if options.full else 1500)
+        for read in (1e-5, 1e-4, 3e-4, 1e-3, 3e-3):
+            sheet = PriceSheet(StorageTier(0.10), StorageTier(0.02, read=4e-7, gb_read=read))
+            tiers = predict_tiers(trace, sheet)
+            found[f"seed {seed}, {read:g} per GB read"] = {
+                row.rule: row.saved / tiers.slow_cost for row in tiers.outcomes
+            }
+    share = {cell: 100 * row["learned"] / row["future known"] for cell, row in found.items()}
+    worst = min(share, key=lambda cell: share[cell])
+    yield at_least(oracle, share[worst], 80.0, "%", n=len(share), detail=worst, data=found)
+    # Where the rule saves nothing, any saving is more.
+    over = {
+        cell: row["learned"] / row["hot directories"]
+        for cell, row in found.items()
+        if row["hot directories"] > 0
+    }
+    shown = "; ".join(f"{cell}: {value:.2f}" for cell, value in over.items())
+    saved_none = len(found) - len(over)
+    yield at_least(
+        folders, min(over.values(), default=0.0), 1.5, "x", n=len(over),
+        detail=f"hot directories save nothing in {saved_none} of {len(found)} others; {shown}",
+    )  # fmt: skip
+    least = 100 * min(row["learned"] for row in found.values())
+    yield at_least(never, least, 0.0, "%", n=len(found), detail="generated files of 4 kinds")
 
 
 def _import_rows(options: BenchOptions) -> Iterator[Bar]:

@@ -39,6 +39,7 @@ _ByBytes = Annotated[
 _Policies = Annotated[
     str | None, typer.Option("--policies", metavar="NAME,...", help="By default the usual ones.")
 ]
+_DRAWN = ("lru", "s3fifo", "wtinylfu", "learned", "belady")
 _Latency = Annotated[str, typer.Option("--latency", help="Of a read from the origin.")]
 _Bandwidth = Annotated[str, typer.Option("--bandwidth", help="Of a read from the origin.")]
 
@@ -99,15 +100,29 @@ def import_(
 
 
 @app.command()
-def profile(trace: _Trace, skip_bad: _SkipBad = False, as_json: Json = False) -> None:
+def profile(
+    trace: _Trace,
+    svg: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw miss ratios of policies and belady to an SVG."),
+    ] = None,
+    skip_bad: _SkipBad = False,
+    as_json: Json = False,
+) -> None:
     """Show working set, miss-ratio curve, what each key of the contexts explains, and epochs.
 
-    slipstream storage profile run.npz
+    slipstream storage profile run.npz --svg misses.svg
     """
     from slipstream.engines.storage import import_trace, profile_storage
+    from slipstream.files import write_text
+    from slipstream.report.storage import miss_ratio_svg
 
+    policies = ("lru", "learned") if svg is None else _DRAWN
     with progress("profile") as report:
-        found = profile_storage(import_trace(trace, skip_bad=skip_bad), report)
+        found = profile_storage(import_trace(trace, skip_bad=skip_bad), report, policies)
+    if svg is not None:
+        write_text(svg, miss_ratio_svg(f"{trace}: miss ratio by cache size", found.curve))
+        note(f"wrote {svg}")
     emit_result(found, *found.tables(), as_json=as_json)
 
 
@@ -121,6 +136,14 @@ def predict(
     price: Annotated[
         float, typer.Option(help="Of 10^9 bytes read from the origin, in any currency.", min=0)
     ] = 0.0,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Compare a fast and a slow tier instead: tables [fast] and [slow] with gb_month, "
+            "and optionally read, gb_read, gb_written.",
+        ),
+    ] = None,
     by_bytes: _ByBytes = False,
     skip_bad: _SkipBad = False,
     as_json: Json = False,
@@ -129,9 +152,14 @@ def predict(
 
     slipstream storage predict run.npz --size 10% --latency 20ms --bandwidth 50MB/s
     """
-    from slipstream.engines.storage import import_trace, predict_cache
+    from slipstream.engines.storage import PriceSheet, import_trace, predict_cache, predict_tiers
     from slipstream.engines.storage.simulating import DEFAULT_POLICIES, parse_capacity
 
+    if prices is not None:
+        sheet = PriceSheet.load(prices)
+        tiers = predict_tiers(import_trace(trace, skip_bad=skip_bad), sheet)
+        emit_result(tiers, tiers.table(), as_json=as_json)
+        return
     parse_capacity(size, "--size")
     origin = _origin(latency, bandwidth, price)
     with progress("predict") as report:

@@ -34,6 +34,13 @@ from slipstream.engines.storage.simulating import (
     simulate,
     simulate_jobs,
 )
+from slipstream.engines.storage.tiering import (
+    PriceSheet,
+    StorageTier,
+    TierOutcome,
+    TierPrediction,
+    predict_tiers,
+)
 from slipstream.engines.storage.traces import AccessTrace, TraceError
 
 __all__ = [
@@ -48,14 +55,19 @@ __all__ = [
     "CachedDataset",
     "EpochGroup",
     "JobOutcome",
+    "PriceSheet",
     "ReplayOutcome",
     "ReplayProof",
     "ShardCache",
     "StorageOrigin",
     "StorageProfile",
+    "StorageTier",
+    "TierOutcome",
+    "TierPrediction",
     "TraceError",
     "import_trace",
     "predict_cache",
+    "predict_tiers",
     "profile_storage",
     "prove_cache",
     "record_trace",

@@ -7,7 +7,7 @@ object's name. Intervals that have not ended when the trace does are censored, n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -20,14 +20,15 @@ from slipstream.engines.storage.policies import (
     NEVER,
     CachePolicy,
     Float64s,
+    Int32s,
     Int64s,
     bin_edges,
     gittins,
     next_requests,
 )
-from slipstream.engines.storage.simulating import key_information, reads
+from slipstream.engines.storage.simulating import key_information, served_requests
 from slipstream.engines.storage.tokens import Context, key_tokens
-from slipstream.engines.storage.traces import OPS, AccessTrace
+from slipstream.engines.storage.traces import OPS, AccessTrace, distinct
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 
 TASKS = ("interval", "interval_s", "lifetime_s", "size", "read_fraction")
@@ -131,13 +132,7 @@ class AccessPredictor:
             InvalidArgumentError: the trace has no reads.
         """
         classes, tokens = trace.classes()
-        served = reads(trace)
-        keys = key_information(served, *served.classes())
-        features = [_features(context) for context in tokens]
-        ranked = sorted(
-            {key for row in features for key in row},
-            key=lambda key: (-keys.get(key.partition("[")[0], 0.0), key),
-        )
+        features, ranked = ranked_features(trace, classes, tokens)
         found = {task: observations(trace, task, classes) for task in self.tasks}
         return self.fit_observations(
             {task: seen for task, seen in found.items() if seen.value.size}, features, ranked
@@ -158,13 +153,10 @@ class AccessPredictor:
         """
         self._levels = [tuple(keys[:count]) for count in range(len(keys) + 1)]
         self._groups, self._memo = {task: [] for task in observed}, {}
-        for level in self._levels:
-            names = [tuple((key, row.get(key, "")) for key in level) for row in features]
-            number: dict[Context, int] = {}
-            of_class = np.array([number.setdefault(name, len(number)) for name in names])
+        for names, of_class in back_off(features, keys):
             for task, seen in observed.items():
                 group = of_class[seen.classes]
-                self._groups[task].append(_statistics(seen, group, list(number), task))
+                self._groups[task].append(_statistics(seen, group, names, task))
         return self
 
     def predict(
@@ -219,6 +211,31 @@ def _features(tokens: Context) -> dict[str, str]:
     words = found.get("object", "").split()
     prefixes = range(1, min(_PREFIXES, len(words) - 1) + 1)
     return found | {f"object[:{n}]": " ".join(words[:n]) for n in prefixes}
+
+
+def ranked_features(
+    trace: AccessTrace, classes: Int32s, tokens: Sequence[Context]
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the text by key of each class, and the keys, the most informative one first."""
+    served = served_requests(trace)
+    information = key_information(trace.select(served), classes[served], tokens)
+    features = [_features(context) for context in tokens]
+    ranked = sorted(
+        {key for row in features for key in row},
+        key=lambda key: (-information.get(key.partition("[")[0], 0.0), key),
+    )
+    return features, ranked
+
+
+def back_off(
+    features: Sequence[Mapping[str, str]], keys: Sequence[str]
+) -> Iterator[tuple[list[Context], Int32s]]:
+    """Yield groups, and the group of each class, by none of the keys up to all of them."""
+    for count in range(len(keys) + 1):
+        names, of_class = distinct(
+            tuple((key, row.get(key, "")) for key in keys[:count]) for row in features
+        )
+        yield list(names), of_class
 
 
 def observations(

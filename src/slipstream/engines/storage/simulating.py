@@ -278,10 +278,15 @@ def reads(trace: AccessTrace) -> AccessTrace:
     Raises:
         InvalidArgumentError: none is left.
     """
+    return trace.select(served_requests(trace))
+
+
+def served_requests(trace: AccessTrace) -> npt.NDArray[np.bool_]:
+    """Return which requests a cache serves, bool [N]; see `reads`."""
     served = ~np.isin(trace.ops, [OPS.index("create"), OPS.index("delete")])
     if not served.any():
         raise InvalidArgumentError("trace", "has no reads", remedy="record a longer run")
-    return trace.select(served)
+    return served
 
 
 def _differs(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> bool:
@@ -378,13 +383,15 @@ class StorageProfile:
 
 
 def profile_storage(
-    trace: AccessTrace, progress: Callable[[str], None] = lambda line: None
+    trace: AccessTrace,
+    progress: Callable[[str], None] = lambda line: None,
+    policies: Sequence[str] = ("lru", "learned"),
 ) -> StorageProfile:
-    """Describe a trace: footprint, miss-ratio curves, information of keys, epochs."""
+    """Describe a trace: footprint, miss-ratio curves of policies, information of keys, epochs."""
     trace = reads(trace)
     classes, tokens = trace.classes()
     curve = {}
-    for policy in ("lru", "learned"):
+    for policy in policies:
         progress(f"miss ratios of {policy}")
         curve[policy] = {
             share: 1 - float(simulate(trace, policy, f"{100 * share}%", classes=classes).mean())
