@@ -15,7 +15,8 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -23,8 +24,14 @@ from typing import Any
 import torch
 
 from slipstream.child import describe_error
-from slipstream.engines.controller.layout import Box, Shape, Sharding, pieces
-from slipstream.engines.controller.tracing import CompiledFunction, reducing
+from slipstream.engines.controller.layout import Box, Shape, pieces
+from slipstream.engines.controller.tracing import (
+    CompiledFunction,
+    TracedNode,
+    TracedProgram,
+    TracedValue,
+    reducing,
+)
 from slipstream.errors import CommunicationError, WorkloadError
 from slipstream.ranks.launch import Host
 from slipstream.search.estimators import load_target
@@ -63,6 +70,8 @@ class HostGroup:
         self.number, self._limit = number, timedelta(seconds=timeout_s)
         connect = timedelta(seconds=min(timeout_s, _CONNECT_S))
         self.waits_for: int | None = None
+        # Destroyed right after its wait, a message spins until gloo's thread has left it.
+        self.ended: deque[Any] = deque(maxlen=2)
         store = distributed.FileStore(f"{folder}/{key}", len(hosts))
         rank = self._rank[number]
         self._gloo = distributed.ProcessGroupGloo(store, rank, len(hosts), connect)
@@ -78,30 +87,27 @@ class HostGroup:
     def _start(
         self, call: Callable[..., Any], tensor: torch.Tensor, host: int, tag: int
     ) -> Callable[[], None]:
-        def wait() -> None:
-            self.waits_for = host
-            with self._named(host):
-                work.wait(self._limit)
-            # The message has used the tensor until here.
-            used.clear()
-            self.waits_for = None
-
-        used = [tensor]
-        with self._named(host):
-            work = call([tensor], self._rank[host], tag % _TAGS)
-        return wait
-
-    @contextlib.contextmanager
-    def _named(self, host: int) -> Iterator[None]:
         try:
-            yield
+            work = call([tensor], self._rank[host], tag % _TAGS)
         except RuntimeError as error:
+            raise self._lost(host, error) from error
+        return functools.partial(self._wait, work, host)
+
+    def _wait(self, work: Any, host: int) -> None:
+        self.waits_for = host
+        try:
+            work.wait(self._limit)
+        except RuntimeError as error:
+            raise self._lost(host, error) from error
+        finally:
             self.waits_for = None
-            raise CommunicationError(
-                f"a message between hosts {self.number} and {host} failed: "
-                f"{str(error).splitlines()[0]}",
-                ranks=(host,),
-            ) from error
+        self.ended.append(work)
+
+    def _lost(self, host: int, error: RuntimeError) -> CommunicationError:
+        reason = str(error).splitlines()[0]
+        return CommunicationError(
+            f"a message between hosts {self.number} and {host} failed: {reason}", ranks=(host,)
+        )
 
     def sum(self, tensor: torch.Tensor, hosts: Sequence[int], tag: int) -> torch.Tensor:
         """Return the sum of the hosts' tensors, by a ring of reduce-scatter and all-gather."""
@@ -133,106 +139,196 @@ class HostGroup:
         return total[: len(flat)].reshape(tensor.shape)
 
 
-@dataclass(eq=False)
-class _Value:
-    shape: Shape
-    dtype: str
-    slice: int
-    sharding: Sharding
-    hosts: list[int]
+class _Operation:
+    """A node on a host, with what does not depend on the launch."""
+
+    def __init__(
+        self, node: TracedNode, at: int, tag: int, release: list[int], number: int,
+        group: HostGroup | None,
+    ) -> None:  # fmt: skip
+        self.node, self.at, self.tag, self.release = node, at, tag, release
+        self.name = f"{at} ({node.name})"
+        self._group, self._number = group, number
+        self._ring = list(dict.fromkeys(node.on.hosts))
+        self._devices = node.on.hosts.count(number)
+        self._inputs = [value.number for value in node.inputs]
+        self._results = [
+            (value.number, value.shard_shape, getattr(torch, value.dtype)) for value in node.outputs
+        ]
+        self._function = load_target(node.function) if node.function else None
+        if self._function is not None and not isinstance(self._function, CompiledFunction):
+            raise WorkloadError("it is not a compiled function", where=node.function)
+        # Of a move. By receiving host, (device of this host, box within its part), each once; by
+        # sending host, (box of the tensor, target devices); and within this host, both.
+        self._sent: dict[int, list[tuple[int, Box]]] = {}
+        self._received: dict[int, dict[Any, tuple[Box, list[int]]]] = {}
+        self._local: list[tuple[int, Box, int, Box]] = []
+        self.run = {"compute": self._compute, "sum": self._sum, "move": self._move}[node.kind]
+        if node.kind == "move":
+            self._split()
+
+    def _split(self) -> None:
+        source, target = self.node.inputs[0], self.node.outputs[0]
+        senders, receivers = source.on.hosts, target.on.hosts
+        for piece in pieces(source.shape, source.sharding, senders, target.sharding, receivers):
+            sender, receiver = senders[piece.source], receivers[piece.target]
+            outer = source.box(piece.source)
+            part = senders[: piece.source].count(sender), _within(piece.box, outer)
+            if sender == receiver == self._number:
+                self._local.append((*part, piece.target, piece.box))
+            elif receiver == self._number:
+                parts = self._received.setdefault(sender, {})
+                key = piece.source, *((own.start, own.stop) for own in piece.box)
+                parts.setdefault(key, (piece.box, []))[1].append(piece.target)
+            elif sender == self._number and part not in self._sent.setdefault(receiver, []):
+                self._sent[receiver].append(part)
 
     @property
-    def shard(self) -> Shape:
-        return self.sharding.shard_shape(self.shape, len(self.hosts), "a tensor")
+    def prepares(self) -> bool:
+        """Whether there is work ahead of `run`."""
+        return bool(self._received) or self._hook is not None
 
-    def zeros(self, host: int) -> list[torch.Tensor]:
-        dtype = getattr(torch, self.dtype)
-        return [torch.zeros(self.shard, dtype=dtype) for _ in range(self.hosts.count(host))]
+    @property
+    def _hook(self) -> Callable[[], object] | None:
+        return None if self._function is None else self._function.prepare
 
-    def box(self, device: int) -> Box:
-        return self.sharding.box(self.shape, len(self.hosts), device)
+    def prepare(self, launch: _Launch) -> None:
+        """Post receives, and call the function's preparation."""
+        value, received = self.node.outputs[0], launch.received.setdefault(self.at, [])
+        for host, parts in self._received.items():
+            count = sum(_numel(box) for box, _ in parts.values())
+            flat = torch.zeros(count, dtype=getattr(torch, value.dtype))
+            assert self._group is not None
+            received.append((flat, self._group.receive(flat, host, launch.tag + self.tag)))
+        if self._hook is not None:
+            self._hook()
 
+    def fill(self, store: dict[int, list[torch.Tensor]]) -> None:
+        """Set missing outputs to zeros."""
+        for value in self.node.outputs:
+            store.setdefault(value.number, _zeros(value, self._number))
 
-@dataclass(eq=False)
-class _Node:
-    kind: str
-    name: str
-    function: CompiledFunction | None
-    arguments: list[Message]
-    constants: Message
-    outputs: list[int]
-    hosts: list[int]
-    sums: list[tuple[Shape, str]]
-    tag: int
-    release: list[int]
-    # Of a move. By receiving host, (device of this host, box within its part), each once; by
-    # sending host, (box of the tensor, target devices); and within this host, both.
-    sent: dict[int, list[tuple[int, Box]]] = field(default_factory=dict)
-    received: dict[int, dict[Any, tuple[Box, list[int]]]] = field(default_factory=dict)
-    local: list[tuple[int, Box, int, Box]] = field(default_factory=list)
+    def _total(self, tensor: torch.Tensor, tag: int) -> torch.Tensor:
+        return tensor if self._group is None else self._group.sum(tensor, self._ring, tag)
+
+    def _sum(self, launch: _Launch) -> None:
+        own = functools.reduce(torch.add, launch.store[self._inputs[0]])
+        whole = self._total(own, launch.tag + self.tag)
+        launch.store[self._results[0][0]] = [whole] * self._devices
+
+    def _compute(self, launch: _Launch) -> None:
+        function, store, done = self._function, launch.store, 0
+        tag = launch.tag + self.tag
+
+        def reduce(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal done
+            if self._devices > 1:
+                raise WorkloadError(
+                    f"{self.name} calls all_reduce on a host with several devices of its slice",
+                    remedy="use one device per host, or declare out=PARTIAL instead",
+                )
+            done += 1
+            return self._total(tensor, tag + done)
+
+        try:
+            if launch.failure is not None:
+                return
+            results: list[tuple[torch.Tensor, ...]] = []
+            with reducing(reduce):
+                for device in range(self._devices):
+                    arguments = [
+                        store[item.number][device] if isinstance(item, TracedValue) else item
+                        for item in self.node.arguments
+                    ]
+                    found = function.function(*arguments, **self.node.constants)
+                    results.append((found,) if function.single else tuple(found))
+            for (number, shape, dtype), shards in zip(
+                self._results, zip(*results, strict=True), strict=True
+            ):
+                for tensor in shards:
+                    if tensor.shape != shape or tensor.dtype != dtype:
+                        raise WorkloadError(
+                            f"{self.name} of '{launch.program.name}' returned "
+                            f"{list(tensor.shape)} of {tensor.dtype}, but {list(shape)} of {dtype} "
+                            "when it was traced",
+                            remedy="shapes must depend on shapes of inputs alone",
+                        )
+                store[number] = [tensor.detach() for tensor in shards]
+        finally:
+            # Other hosts wait for the sums of a function that failed here.
+            for shape, kind in self.node.sums[done:]:
+                done += 1
+                with contextlib.suppress(CommunicationError):
+                    self._total(torch.zeros(shape, dtype=getattr(torch, kind)), tag + done)
+
+    def _move(self, launch: _Launch) -> None:
+        own, value = launch.store.get(self._inputs[0], []), self.node.outputs[0]
+        for host, keys in self._sent.items():
+            flat = torch.cat([own[device][box].reshape(-1) for device, box in keys])
+            assert self._group is not None
+            launch.sends.append(self._group.send(flat, host, launch.tag + self.tag))
+        number, shape, _ = self._results[0]
+        shards: dict[int, torch.Tensor] = {}
+
+        def put(device: int, box: Box, part: torch.Tensor) -> None:
+            if part.shape == shape:
+                shards[device] = part
+                return
+            if device not in shards:
+                shards[device] = torch.empty(shape, dtype=part.dtype)
+            shards[device][_within(box, value.box(device))] = part
+
+        for index, inner, device, box in self._local:
+            put(device, box, own[index][inner])
+        failure: CommunicationError | None = None
+        received = launch.received.get(self.at, [])
+        for (flat, wait), parts in zip(received, self._received.values(), strict=False):
+            try:
+                wait()
+            except CommunicationError as error:
+                failure = error
+            offset = 0
+            for box, devices in parts.values():
+                part = flat[offset : offset + _numel(box)]
+                offset += part.numel()
+                for device in devices:
+                    put(device, box, part.view([own.stop - own.start for own in box]))
+        launch.store[number] = [
+            shards[device] for device, host in enumerate(value.on.hosts) if host == self._number
+        ]
+        if failure is not None:
+            raise failure
 
 
 class _Installed:
-    """A program on this host."""
+    """A program on a host, as a flat list of the operations of this host."""
 
     def __init__(self, message: Message, number: int, group: HostGroup | None) -> None:
-        spec = message["spec"]
-        self.name, self.group, self.number = spec["name"], group, number
-        slices = [[host for host, count in part for _ in range(count)] for part in spec["slices"]]
-        self.values = [
-            _Value(tuple(shape), dtype, at, Sharding(kind, dim), slices[at])
-            for shape, dtype, at, kind, dim in spec["values"]
-        ]
-        self.outputs: dict[str, int] = spec["outputs"]
-        self.nodes: list[_Node] = []
-        tag = 0
-        for at, (node, release) in enumerate(zip(spec["nodes"], spec["releases"], strict=True)):
-            function = load_target(node["function"]) if node["function"] else None
-            if function is not None and not isinstance(function, CompiledFunction):
-                raise WorkloadError("it is not a compiled function", where=node["function"])
-            made = _Node(
-                node["kind"], f"{at} ({node['name']})", function, node["arguments"],
-                node["constants"], node["outputs"], slices[node["slice"]],
-                [(tuple(shape), dtype) for shape, dtype in node["sums"]], tag, release,
-            )  # fmt: skip
-            if made.kind == "move":
-                self._split(made)
-            self.nodes.append(made)
-            tag += 1 + len(made.sums)
-
-    def _split(self, node: _Node) -> None:
-        source = self.values[node.arguments[0]["value"]]
-        target = self.values[node.outputs[0]]
-        for piece in pieces(
-            source.shape, source.sharding, source.hosts, target.sharding, target.hosts
-        ):
-            sender, receiver = source.hosts[piece.source], target.hosts[piece.target]
-            outer = source.box(piece.source)
-            part = source.hosts[: piece.source].count(sender), _within(piece.box, outer)
-            if sender == receiver == self.number:
-                node.local.append((*part, piece.target, piece.box))
-            elif receiver == self.number:
-                parts = node.received.setdefault(sender, {})
-                key = piece.source, *((own.start, own.stop) for own in piece.box)
-                parts.setdefault(key, (piece.box, []))[1].append(piece.target)
-            elif sender == self.number and part not in node.sent.setdefault(receiver, []):
-                node.sent[receiver].append(part)
-
-    def takes_part(self, node: _Node) -> bool:
-        return self.number in node.hosts or self.number in self.values[node.outputs[0]].hosts
+        program, tag = TracedProgram.from_json(message["spec"]), 0
+        self.name, self.values, self.group = program.name, program.values, group
+        self.outputs = {
+            name: value.number for name, value in program.outputs.items()
+            if number in value.on.hosts
+        }  # fmt: skip
+        self.operations: list[_Operation] = []
+        for at, (node, release) in enumerate(zip(program.nodes, program.releases(), strict=True)):
+            if number in node.on.hosts or number in node.outputs[0].on.hosts:
+                self.operations.append(_Operation(node, at, tag, release, number, group))
+            tag += 1 + len(node.sums)
 
 
 @dataclass(eq=False)
 class _Launch:
-    """A launch on this host; nodes that need preparation wait for their event."""
+    """A launch on this host; operations that need preparation wait for their event."""
 
     number: int
     program: _Installed
     tag: int
     message: Message
-    store: dict[int, list[torch.Tensor]]
+    store: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     ready: dict[int, threading.Event] = field(default_factory=dict)
     received: dict[int, list[tuple[torch.Tensor, Callable[[], None]]]] = field(default_factory=dict)
+    sends: list[Callable[[], None]] = field(default_factory=list)
     failure: Message | None = None
 
 
@@ -309,55 +405,36 @@ class HostRuntime:
             self._emit(launch_done(message["launch"]), b"")
             return
         program = self._programs[message["program"]]
-        launch = _Launch(message["launch"], program, message["tag"], message, {})
+        launch = _Launch(message["launch"], program, message["tag"], message)
         offset = 0
         for item in message["inputs"]:
             value = program.values[item["value"]]
             if "bytes" in item:
-                count = value.hosts.count(self.number)
+                count = value.on.hosts.count(self.number)
                 # A replicated input is sent once per host.
                 sent = 1 if value.sharding.kind == "replicated" else count
                 parts = []
                 for _ in range(sent):
                     data = memoryview(payload)[offset : offset + item["bytes"]]
-                    parts.append(from_bytes(data, value.shard, value.dtype))
+                    parts.append(from_bytes(data, value.shard_shape, value.dtype))
                     offset += item["bytes"]
                 launch.store[item["value"]] = parts * (count // sent)
-        nodes = [
-            at for at, node in enumerate(program.nodes)
-            if program.takes_part(node) and (node.received or _hook(node))
-        ]  # fmt: skip
-        launch.ready = {at: threading.Event() for at in nodes}
+        ahead = [operation for operation in program.operations if operation.prepares]
+        launch.ready = {operation.at: threading.Event() for operation in ahead}
         self._queue.put(functools.partial(self._run, launch))
-        for at in nodes:
-            node = program.nodes[at]
+        for operation in ahead:
             try:
-                self._receive(launch, at)
-                if (hook := _hook(node)) is not None:
-                    hook()
+                operation.prepare(launch)
             except Exception as error:
-                self._fail(launch, node, error)
-            launch.ready[at].set()
+                self._fail(launch, operation.name, error)
+            launch.ready[operation.at].set()
 
-    def _receive(self, launch: _Launch, at: int) -> None:
-        """Allocate what a node receives, and post its receives."""
-        node, program = launch.program.nodes[at], launch.program
-        launch.received[at] = []
-        for host, parts in node.received.items():
-            value = program.values[node.outputs[0]]
-            count = sum(_numel(box) for box, _ in parts.values())
-            flat = torch.zeros(count, dtype=getattr(torch, value.dtype))
-            assert program.group is not None
-            wait = program.group.receive(flat, host, launch.tag + node.tag)
-            launch.received[at].append((flat, wait))
-
-    def _fail(self, launch: _Launch, node: _Node, error: Exception) -> None:
+    def _fail(self, launch: _Launch, node: str, error: Exception) -> None:
         """Report a launch's first error; the launch then continues with zeros."""
-        if launch.failure is not None:
-            return
-        launch.failure = describe_error(error)
-        lost = list(error.ranks) if isinstance(error, CommunicationError) else []
-        self._report_failure(launch.number, node.name, launch.failure, lost)
+        if launch.failure is None:
+            launch.failure = describe_error(error)
+            lost = list(error.ranks) if isinstance(error, CommunicationError) else []
+            self._report_failure(launch.number, node, launch.failure, lost)
 
     def _report_failure(self, launch: int, node: str, error: Message, lost: list[int]) -> None:
         message = {"event": "failed", "launch": launch, "node": node, "error": error, "lost": lost}
@@ -366,42 +443,39 @@ class HostRuntime:
     def _run(self, launch: _Launch) -> None:
         program, store, began = launch.program, launch.store, time.perf_counter_ns()
         spans: list[tuple[int, int, int]] = []
-        sends: list[Callable[[], None]] = []
         self._take_kept(launch)
-        peak = 0
-        for at, node in enumerate(program.nodes):
-            if not program.takes_part(node):
-                continue
-            self._at = launch.number, node.name
-            if at in launch.ready:
-                launch.ready[at].wait()
+        held = peak = self._kept_bytes + sum(map(_nbytes, store.values()))
+        for operation in program.operations:
+            self._at = launch.number, operation.name
+            if (ready := launch.ready.get(operation.at)) is not None:
+                ready.wait()
             start = time.perf_counter_ns()
             try:
-                self._step(launch, at, node, sends)
+                operation.run(launch)
             except Exception as error:
-                self._fail(launch, node, error)
-            for number in node.outputs:
-                if len(store.get(number, ())) != program.values[number].hosts.count(self.number):
-                    store[number] = program.values[number].zeros(self.number)
-            spans.append((at, start, time.perf_counter_ns()))
+                self._fail(launch, operation.name, error)
+            if launch.failure is not None:
+                operation.fill(store)
+            spans.append((operation.at, start, time.perf_counter_ns()))
             self._steps += 1
-            values = sum(part.nbytes for parts in store.values() for part in parts)
-            peak = max(peak, values + self._kept_bytes)
-            for number in node.release:
-                store.pop(number, None)
-        for wait in sends:
+            held += sum(_nbytes(store[value.number]) for value in operation.node.outputs)
+            peak = max(peak, held)
+            for number in operation.release:
+                held -= _nbytes(store.pop(number, []))
+        for wait in launch.sends:
             try:
                 wait()
             except CommunicationError as error:
-                self._fail(launch, program.nodes[-1], error)
+                self._fail(launch, program.operations[-1].name, error)
         self._at = None
         if launch.failure is None:
             for name, number in program.outputs.items():
-                if self.number in program.values[number].hosts:
-                    self._kept[f"{launch.number}.{name}"] = store[number]
-                    self._kept_bytes += sum(part.nbytes for part in store[number])
+                self._kept[f"{launch.number}.{name}"] = store[number]
+                self._kept_bytes += _nbytes(store[number])
         shown = spans if launch.message["trace"] else []
         self._emit(launch_done(launch.number, time.perf_counter_ns() - began, peak, shown), b"")
+        if program.group is not None:
+            program.group.ended.clear()
 
     def _take_kept(self, launch: _Launch) -> None:
         for item in launch.message["inputs"]:
@@ -413,105 +487,9 @@ class HostRuntime:
                 error = WorkloadError(
                     f"the launch that computes input {number} failed", where=program.name
                 )
-                self._fail(launch, program.nodes[0], error)
-                found = program.values[number].zeros(self.number)
+                self._fail(launch, program.operations[0].name, error)
+                found = _zeros(program.values[number], self.number)
             launch.store[number] = found
-
-    def _step(self, launch: _Launch, at: int, node: _Node, sends: list[Callable[[], None]]) -> None:
-        store, group, tag = launch.store, launch.program.group, launch.tag + node.tag
-        if node.kind == "move":
-            self._move(launch, at, node, sends)
-        elif node.kind == "sum":
-            own = functools.reduce(torch.add, store[node.arguments[0]["value"]])
-            whole = _sum(group, own, node.hosts, tag)
-            store[node.outputs[0]] = [whole] * node.hosts.count(self.number)
-        else:
-            self._compute(launch, node, tag + 1)
-
-    def _compute(self, launch: _Launch, node: _Node, tag: int) -> None:
-        assert node.function is not None
-        program, store, done = launch.program, launch.store, 0
-
-        def reduce(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal done
-            if node.hosts.count(self.number) > 1:
-                raise WorkloadError(
-                    f"{node.name} calls all_reduce on a host with several devices of its slice",
-                    remedy="use one device per host, or declare out=PARTIAL instead",
-                )
-            done += 1
-            return _sum(program.group, tensor, node.hosts, tag + done - 1)
-
-        try:
-            if launch.failure is not None:
-                return
-            results: list[tuple[torch.Tensor, ...]] = []
-            for device in range(node.hosts.count(self.number)):
-                arguments = [
-                    store[item["value"]][device] if "value" in item else item["constant"]
-                    for item in node.arguments
-                ]
-                with reducing(reduce):
-                    found = node.function.function(*arguments, **node.constants)
-                results.append((found,) if node.function.single else tuple(found))
-            for number, shards in zip(node.outputs, zip(*results, strict=True), strict=True):
-                value = program.values[number]
-                for tensor in shards:
-                    if tuple(tensor.shape) != value.shard or str(tensor.dtype) != (
-                        f"torch.{value.dtype}"
-                    ):
-                        raise WorkloadError(
-                            f"{node.name} of '{program.name}' returned {list(tensor.shape)} of "
-                            f"{tensor.dtype}, but {list(value.shard)} of torch.{value.dtype} when "
-                            "it was traced",
-                            remedy="shapes must depend on shapes of inputs alone",
-                        )
-                store[number] = [tensor.detach() for tensor in shards]
-        finally:
-            # Other hosts wait for the sums of a function that failed here.
-            for shape, dtype in node.sums[done:]:
-                done += 1
-                with contextlib.suppress(CommunicationError):
-                    zeros = torch.zeros(shape, dtype=getattr(torch, dtype))
-                    _sum(program.group, zeros, node.hosts, tag + done - 1)
-
-    def _move(self, launch: _Launch, at: int, node: _Node, sends: list[Callable[[], None]]) -> None:
-        program, store = launch.program, launch.store
-        own, value = store.get(node.arguments[0]["value"], []), program.values[node.outputs[0]]
-        for host, keys in node.sent.items():
-            flat = torch.cat([own[device][box].reshape(-1) for device, box in keys])
-            assert program.group is not None
-            sends.append(program.group.send(flat, host, launch.tag + node.tag))
-        shards: dict[int, torch.Tensor] = {}
-
-        def put(device: int, box: Box, part: torch.Tensor) -> None:
-            if tuple(part.shape) == value.shard:
-                shards[device] = part
-                return
-            if device not in shards:
-                shards[device] = torch.empty(value.shard, dtype=part.dtype)
-            shards[device][_within(box, value.box(device))] = part
-
-        for index, inner, device, box in node.local:
-            put(device, box, own[index][inner])
-        failure: CommunicationError | None = None
-        received = launch.received.get(at, [])
-        for (flat, wait), parts in zip(received, node.received.values(), strict=False):
-            try:
-                wait()
-            except CommunicationError as error:
-                failure = error
-            offset = 0
-            for box, devices in parts.values():
-                part = flat[offset : offset + _numel(box)]
-                offset += part.numel()
-                for device in devices:
-                    put(device, box, part.view([own.stop - own.start for own in box]))
-        store[node.outputs[0]] = [
-            shards[device] for device, host in enumerate(value.hosts) if host == self.number
-        ]
-        if failure is not None:
-            raise failure
 
     def _fetch(self, message: Message) -> None:
         # Of a replicated output the controller joins one part, of a host's devices.
@@ -521,7 +499,7 @@ class HostRuntime:
 
     def _free(self, message: Message) -> None:
         for key in message["free"]:
-            self._kept_bytes -= sum(part.nbytes for part in self._kept.pop(key, ()))
+            self._kept_bytes -= _nbytes(self._kept.pop(key, []))
 
 
 def _or_exit(loop: Callable[[], None]) -> None:
@@ -531,10 +509,6 @@ def _or_exit(loop: Callable[[], None]) -> None:
     except BaseException:
         traceback.print_exc()
         os._exit(70)
-
-
-def _hook(node: _Node) -> Callable[[], object] | None:
-    return None if node.function is None else node.function.prepare
 
 
 def launch_done(
@@ -547,11 +521,13 @@ def launch_done(
     }  # fmt: skip
 
 
-def _sum(
-    group: HostGroup | None, tensor: torch.Tensor, hosts: Sequence[int], tag: int
-) -> torch.Tensor:
-    ring = list(dict.fromkeys(hosts))
-    return tensor if group is None else group.sum(tensor, ring, tag)
+def _zeros(value: TracedValue, host: int) -> list[torch.Tensor]:
+    dtype = getattr(torch, value.dtype)
+    return [torch.zeros(value.shard_shape, dtype=dtype) for _ in range(value.on.hosts.count(host))]
+
+
+def _nbytes(parts: Sequence[torch.Tensor]) -> int:
+    return sum(part.nbytes for part in parts)
 
 
 def _within(box: Box, outer: Box) -> Box:

@@ -177,7 +177,7 @@ class LaunchRequest:
             items += [{"value": value.number, "bytes": value.shard_bytes}] * bool(devices)
             # A replicated input is sent once per host.
             for device in devices[:1] if value.sharding.kind == "replicated" else devices:
-                payload += to_bytes(item[value.sharding.box(value.shape, value.on.devices, device)])
+                payload += to_bytes(item[value.box(device)])
         return items, bytes(payload)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from slipstream.engines.controller.layout import PARTIAL, REPLICATED, Shape, Sharding
+from slipstream.engines.controller.layout import PARTIAL, REPLICATED, Box, Shape, Sharding
 from slipstream.errors import (
     InvalidArgumentError,
     UnknownNameError,
@@ -77,6 +77,10 @@ class TracedValue:
     @property
     def shard_shape(self) -> Shape:
         return self.sharding.shard_shape(self.shape, self.on.devices, "a tensor")
+
+    def box(self, device: int) -> Box:
+        """Return the part of a device, as slices of the whole tensor."""
+        return self.sharding.box(self.shape, self.on.devices, device)
 
     @property
     def shard_bytes(self) -> int:
@@ -368,8 +372,32 @@ class TracedProgram:
                 for node in self.nodes
             ],
             "outputs": {name: value.number for name, value in self.outputs.items()},
-            "releases": self.releases(),
         }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, spec: Mapping[str, Any]) -> TracedProgram:
+        """Return the program of `to_json`, as hosts run it: without names of its inputs."""
+        program = cls(spec["name"])
+        slices = [
+            DeviceSlice(str(number), sum(count for _, count in binding), binding)
+            for number, binding in enumerate(spec["slices"])
+        ]
+        values = program.values
+        for shape, dtype, at, kind, dim in spec["values"]:
+            program._value(tuple(shape), dtype, slices[at], Sharding(kind, dim))
+        for node in spec["nodes"]:
+            arguments = tuple(
+                values[item["value"]] if "value" in item else item["constant"]
+                for item in node["arguments"]
+            )
+            outputs = tuple(values[number] for number in node["outputs"])
+            sums = tuple((tuple(shape), dtype) for shape, dtype in node["sums"])
+            program.nodes.append(TracedNode(
+                node["kind"], node["name"], node["function"], arguments, node["constants"], outputs,
+                slices[node["slice"]], sums,
+            ))  # fmt: skip
+        program.outputs = {name: values[number] for name, number in spec["outputs"].items()}
+        return program
 
     def add(
         self, function: CompiledFunction, arguments: Sequence[Any], on: DeviceSlice | None,
