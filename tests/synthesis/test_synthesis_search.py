@@ -15,6 +15,7 @@ from slipstream.synthesis.examples import Examples
 from slipstream.synthesis.fitness import FITNESS, Goal, States, edit_distance, learned
 from slipstream.synthesis.guided import GuidedSearch, start
 from slipstream.synthesis.kernels import Task, run
+from slipstream.synthesis.language import NAMES
 from slipstream_bench.systems.synthesis.tasks import random_task
 from slipstream_bench.systems.synthesis.training import groups
 
@@ -51,6 +52,18 @@ def test_all_programs_that_differ_are_rivals_and_a_question_decides() -> None:
     assert str(found.program) == "MAXIMUM"
 
 
+def test_longer_programs_that_meet_the_examples_are_rivals_too() -> None:
+    names = ("SORT", "MAP *2", "FILTER >0", "SUM")
+    truth = ss.synth.Program(tuple(NAMES.index(name) for name in names))
+    inputs = [[3, -1, 4], [2, -7, 1], [-3, 9]]
+    found = ss.synth.from_examples([(values, truth(values)) for values in inputs], max_length=5)
+    fresh = [[5, 0, -2, 7], [1, 1, -8], [-6]]
+    expected = [truth(values) for values in fresh]
+    results = [[rival.program(values) for values in fresh] for rival in found.rivals]
+    assert expected in results
+    assert {len(rival.program.functions) for rival in found.rivals} >= {3, 4, 5}
+
+
 def test_several_arguments() -> None:
     pairs = [((2, [5, 6, 7]), [5, 6]), ((1, [3, -3]), [3]), ((3, [0, 9, 8, 1]), [0, 9, 8])]
     found = ss.synth.from_examples(pairs)
@@ -85,6 +98,7 @@ def test_what_is_not_an_example_is_named(
         ss.synth.from_examples(path)
     assert problem in raised.value.what
     assert raised.value.remedy
+    assert ('"inputs"' in raised.value.remedy) == (problem == "the input contains a list")
     assert raised.value.where == (None if place is None else f"{path}{place}")
 
 
@@ -113,6 +127,30 @@ def test_guided_programs_meet_the_examples_within_the_limit(fitness: str, is_lis
     assert found.candidates <= 100_000
     for functions in found.programs:
         assert all(ss.synth.Program(functions)(inputs) == output for inputs, output in task.pairs)
+
+
+def test_a_killed_search_continues_from_its_last_level(tmp_path: Path) -> None:
+    examples = Examples.of(random_task(3, np.random.default_rng(1), is_list=True).pairs)
+    expected = GuidedSearch(examples, edit_distance, 6, max_candidates=100_000).run()
+    lengths = []
+
+    def killed(states: States, goal: Goal) -> Any:
+        lengths.append(states.programs.shape[1])
+        if lengths == [1, 2]:
+            raise KeyboardInterrupt
+        return edit_distance(states, goal)
+
+    path = tmp_path / "cache" / "search.npz"
+    for _ in range(2):
+        search = GuidedSearch(examples, killed, 6, max_candidates=100_000, store=path)
+        found = search.run()
+        assert path.exists() == search.interrupted
+    assert lengths[:3] == [1, 2, 2]
+    assert (found.programs, found.candidates) == (expected.programs, expected.candidates)
+    for damage in (b"", b"x"):
+        path.write_bytes(damage)
+        again = GuidedSearch(examples, edit_distance, 6, max_candidates=100_000, store=path).run()
+        assert again.candidates == expected.candidates
 
 
 _NONE = [([1, 2], [100, -77]), ([2, 1], [1]), ([0, 3], [-200])]

@@ -18,6 +18,9 @@ from slipstream.synthesis.language import HIGH, LOW, MAX_LIST, Value, why_outsid
 Inputs = tuple[Value, ...]
 _REMEDY = f"use integers from {LOW} to {HIGH} and lists of at most {MAX_LIST} of them"
 _FORMAT = 'write one object per line: {"input": [3, 1, 2], "output": [1, 2, 3]}'
+_SEVERAL = (
+    'write several arguments as "inputs": [2, [5, 6, 7]], in Python as a tuple: (2, [5, 6, 7])'
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Examples:
             fields = [*(numbers if len(inputs) > 1 else ["input"]), "output"]
             for field, value in zip(fields, (*inputs, output), strict=True):
                 if why := why_outside(value):
-                    raise self._error(at, f"the {field} {why}", _REMEDY)
+                    is_nested = isinstance(value, list) and any(isinstance(v, list) for v in value)
+                    remedy = _SEVERAL if is_nested and field == "input" else _REMEDY
+                    raise self._error(at, f"the {field} {why}", remedy)
             kinds, first = (self._kinds(row) for row in (at, 0))
             if kinds != first:
                 what = f"the example is {kinds}, but {self.places[0]} is {first}"
@@ -102,9 +107,12 @@ class Examples:
         return cls(inputs, outputs, tuple(rows))
 
     def probes(self, count: int, generator: np.random.Generator) -> list[Inputs]:
-        """Return random inputs with lengths and values in the range of the examples'."""
+        """Return random inputs in the range of the examples', every other with few values."""
         columns = list(zip(*self.inputs, strict=True))
-        return [tuple(_like(column, generator) for column in columns) for _ in range(count)]
+        return [
+            tuple(_like(column, generator, few=row % 2 == 1) for column in columns)
+            for row in range(count)
+        ]
 
 
 def _example(row: Any) -> tuple[Any, Any]:
@@ -116,12 +124,19 @@ def _example(row: Any) -> tuple[Any, Any]:
     return (row["input"],), row["output"]
 
 
-def _like(values: Sequence[Value], generator: np.random.Generator) -> Value:
+def _like(values: Sequence[Value], generator: np.random.Generator, *, few: bool) -> Value:
     lists = [value for value in values if isinstance(value, list)]
     numbers = [value for value in values if not isinstance(value, list)]
     if numbers:
         return int(generator.integers(min(numbers), max(numbers) + 1))
     lengths = [len(value) for value in lists]
     elements = [element for value in lists for element in value] or [0]
-    size = generator.integers(min(lengths), max(lengths) + 1)
-    return [int(v) for v in generator.integers(min(elements), max(elements) + 1, size)]
+    low, high = min(elements), max(elements)
+    if not few:
+        size = generator.integers(min(lengths), max(lengths) + 1)
+        return [int(v) for v in generator.integers(low, high + 1, size)]
+    # Zeros, ones, equal and opposite elements, and short lists, which random ones seldom have.
+    some = generator.choice(elements, 3)
+    pool = np.clip([0, 1, some[0], some[1], -some[2]], low, high)
+    size = generator.integers(min(1, *lengths), max(lengths) + 1)
+    return [int(v) for v in generator.choice(pool, size)]

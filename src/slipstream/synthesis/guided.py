@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.errors import SlipstreamError
+from slipstream.files import read_arrays, replacing
 from slipstream.synthesis.examples import Examples
 from slipstream.synthesis.fitness import Fitness, Goal, Ints, States
 from slipstream.synthesis.kernels import Found, Results, Task, padded, run
@@ -31,6 +37,8 @@ class GuidedSearch:
     Attributes:
         closest: the first program that met the most examples, and how many it met.
         interrupted: whether Ctrl-C ended the search.
+        store: file of the last level, from which a search that was killed continues; None for no
+            file. It is removed at the end, unless time ran out.
     """
 
     examples: Examples
@@ -38,6 +46,7 @@ class GuidedSearch:
     max_length: int
     max_candidates: int = MAX_CANDIDATES
     max_seconds: float = 60.0
+    store: Path | None = None
     closest: tuple[tuple[int, ...], int] = ((), 0)
     interrupted: bool = False
     _found: list[tuple[int, ...]] = field(default_factory=list)
@@ -48,7 +57,8 @@ class GuidedSearch:
         """Search until a length has programs that meet all examples; Ctrl-C ends the search."""
         self._began = time.perf_counter()
         try:
-            self._search()
+            if self._search() and self.store is not None:
+                self.store.unlink(missing_ok=True)
         except KeyboardInterrupt:
             self.interrupted = True
         return Found(
@@ -58,24 +68,29 @@ class GuidedSearch:
     def _elapsed(self) -> float:
         return time.perf_counter() - self._began
 
-    def _search(self) -> None:
+    def _search(self) -> bool:
+        """Return whether the search ended; otherwise more time would continue it."""
         self._task = Task(self.examples.inputs, self.examples.outputs)
         self._goal = Goal(self.examples.outputs)
         states = start(self.examples)
         seen = _identity(states.hashes)
-        is_complete = True
-        for length in range(1, self.max_length + 1):
+        if self.store is not None and self.store.exists():
+            with suppress(SlipstreamError, LookupError, ValueError):
+                states, seen = self._resumed(read_arrays(self.store))
+        is_complete = self._complete == states.programs.shape[1]
+        for length in range(states.programs.shape[1] + 1, self.max_length + 1):
+            self._save(states, seen)
             parts = []
             for at in range(0, len(states.programs), _TOGETHER):
                 part = states.rows(slice(at, at + _TOGETHER))
                 needed = len(part.programs) * len(FUNCTIONS)
                 if self._remaining() < needed or self._elapsed() > self.max_seconds:
-                    return
+                    return self.max_candidates - self._candidates < needed
                 parts.append(self._continued(part, seen, length))
             self._complete += is_complete
             scores = np.concatenate([score for _, score in parts])
             if self._found or not len(scores):
-                return
+                return True
             states = States(*map(np.concatenate, zip(*(new for new, _ in parts), strict=True)))
             found, rows = np.unique(_identity(states.hashes), return_index=True)
             seen = np.union1d(seen, found)
@@ -85,6 +100,27 @@ class GuidedSearch:
                 rows = rows[np.argpartition(-scores[rows], width)[:width]]
                 is_complete = False
             states = states.rows(rows)
+        return True
+
+    def _save(self, states: States, seen: NDArray[np.uint64]) -> None:
+        if self.store is None:
+            return
+        functions, met = self.closest
+        counters = np.array([self._candidates, self._complete, met, *functions])
+        try:
+            self.store.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.store) as path, path.open("wb") as file:
+                values = {"seen": seen, "counters": counters, **states._asdict()}
+                np.savez(file, seconds=self._elapsed(), **values)
+        except OSError:
+            self.store = None  # a search need not be resumable
+
+    def _resumed(self, arrays: Mapping[str, NDArray[Any]]) -> tuple[States, NDArray[np.uint64]]:
+        states = States(*(arrays[name] for name in States._fields))
+        seen, seconds = arrays["seen"], float(arrays["seconds"])
+        self._candidates, self._complete, met, *functions = arrays["counters"].tolist()
+        self.closest, self._began = (tuple(functions), met), self._began - seconds
+        return states, seen
 
     def _remaining(self) -> int:
         """Return the number of candidates that limit and time allow."""
@@ -126,7 +162,7 @@ def start(examples: Examples) -> States:
     )
     number, lists = np.array([numbers], np.int16), np.zeros_like(x)
     lists[..., 0] = number
-    hashes = [_hashed(lists, np.full_like(number, -1)), _hashed(x, x_counts), _hashed(y, y_counts)]
+    hashes = [hashed(lists, np.full_like(number, -1)), hashed(x, x_counts), hashed(y, y_counts)]
     programs = np.zeros((1, 0), np.uint8)
     return States(programs, number, x, x_counts, y, y_counts, np.stack(hashes, 1))
 
@@ -137,7 +173,7 @@ def advanced(
     """Return the states behind one more function, whose results are at `rows`."""
     lists, counts = results.lists[rows], results.counts[rows]
     is_number = programs[:, -1] < NUMBERS
-    flat, deep, hashes = is_number[:, None], is_number[:, None, None], _hashed(lists, counts)
+    flat, deep, hashes = is_number[:, None], is_number[:, None, None], hashed(lists, counts)
     old = parents.hashes.T
     new = [np.where(is_number, hashes, old[0]), np.where(is_number, old[1], hashes),
            np.where(is_number, old[2], old[1])]  # fmt: skip
@@ -149,8 +185,8 @@ def advanced(
     )  # fmt: skip
 
 
-def _hashed(lists: Ints, counts: Ints) -> NDArray[np.uint64]:
-    """Return hashes of values, uint64 [states]; `lists` is [states, examples, 20]."""
+def hashed(lists: Ints, counts: Ints) -> NDArray[np.uint64]:
+    """Return hashes of rows of values, uint64 [rows]; `lists` is [rows, examples, 20]."""
     words = lists.reshape(len(lists), lists.shape[1] * lists.shape[2]).view(np.uint64)
     words = np.concatenate([words, counts.astype(np.int64).view(np.uint64)], 1) * _MIX[0, 0]
     words ^= words >> np.uint64(32)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from slipstream.durations.durations import cache_folder
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.synthesis.examples import Examples, Inputs
 from slipstream.synthesis.fitness import FITNESS
-from slipstream.synthesis.guided import MAX_CANDIDATES, GuidedSearch
+from slipstream.synthesis.guided import MAX_CANDIDATES, GuidedSearch, hashed
 from slipstream.synthesis.kernels import MAX_INPUTS, MAX_LENGTH, Found, Task, find_programs, run
-from slipstream.synthesis.language import FUNCTIONS, Program, Value
+from slipstream.synthesis.language import FUNCTIONS, MAX_LIST, Program, Value
 from slipstream.tables import Field, Table
 from slipstream.units import parse_duration_ns
 
 _PROBES = 192  # fresh inputs on which consistent programs are compared
-_IN_SEARCH = 3  # fresh inputs that tell programs apart during the search
+_IN_SEARCH = 16  # fresh inputs that tell programs apart during the search
+_MAX_CONSISTENT = 20_000  # programs that are compared
 _EXHAUSTIVE = 5  # up to this length all programs are tried before the search is guided
 _EXHAUSTIVE_LIMITED = 3  # likewise with a limit of candidates
-_SHORT = 3  # up to this length of the shortest program, longer ones by one are searched, too
 
 Limits = tuple[float, int, int | None, str]
 
@@ -36,12 +39,10 @@ class Rival:
     Attributes:
         program: the shortest of them.
         weight: share of the consistent programs, each counted as 41 to the power of -length.
-        results: on the fresh inputs, as text; "None" where the program is invalid.
     """
 
     program: Program
     weight: float
-    results: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Synthesis:
 
     Attributes:
         rivals: programs that differ on fresh inputs, `probes`; shortest first, then by weight.
+        results: hashes of the rivals' results, uint64 [rivals, probes].
         found: number of programs tried, and their length.
         limits: maximum seconds, length and candidates of the search, and its fitness.
     """
@@ -59,6 +61,7 @@ class Synthesis:
     probes: tuple[Inputs, ...]
     found: Found
     limits: Limits
+    results: NDArray[np.uint64] = field(repr=False, compare=False)
 
     @property
     def program(self) -> Program:
@@ -76,17 +79,17 @@ class Synthesis:
         return self.found.complete >= len(self.program.functions) - 1
 
     def ask(self) -> Inputs | None:
-        """Return the inputs whose output tells most rivals apart; None if there is one program."""
-
-        def agreement(probe: int) -> float:
-            weights: defaultdict[str, float] = defaultdict(float)
-            for rival in self.rivals:
-                weights[rival.results[probe]] += rival.weight
-            return max(weights.values())
-
+        """Return the inputs whose output decides most between rivals; None without any."""
         if len(self.rivals) < 2:
             return None
-        return self.probes[min(range(len(self.probes)), key=agreement)]
+        weights = np.array([rival.weight for rival in self.rivals])
+
+        def negative_entropy(probe: int) -> float:
+            outcomes = np.unique(self.results[:, probe], return_inverse=True)[1]
+            shares = np.bincount(outcomes.ravel(), weights)
+            return float(shares @ np.log(shares))
+
+        return self.probes[min(range(len(self.probes)), key=negative_entropy)]
 
     def answer(self, inputs: Inputs, output: Value) -> Synthesis:
         """Search again with one more example, for instance the inputs of `ask`."""
@@ -164,15 +167,13 @@ def _search(examples: Examples, limits: Limits) -> Synthesis:
     seconds, max_length, candidates, _ = limits
     generator = np.random.default_rng(0)
     inputs = [*examples.inputs, *examples.probes(_IN_SEARCH, generator)][:MAX_INPUTS]
-    search = functools.partial(
-        find_programs, Task(inputs, examples.outputs), max_candidates=candidates or 1 << 62,
-        max_seconds=seconds,
-    )  # fmt: skip
     is_guided = max_length > _EXHAUSTIVE
     limited = _EXHAUSTIVE if candidates is None else _EXHAUSTIVE_LIMITED
-    found = search(limited if is_guided else max_length)
-    if found.programs and len(found.programs[0]) <= min(_SHORT, max_length - 1):
-        found = search(len(found.programs[0]) + 1, extra=1)
+    length = limited if is_guided else max_length
+    found = find_programs(
+        Task(inputs, examples.outputs), length, max_candidates=candidates or 1 << 62,
+        max_seconds=seconds, extra=min(length, _EXHAUSTIVE), capacity=_MAX_CONSISTENT,
+    )  # fmt: skip
     closest = ""
     if not found.programs and is_guided:
         found, closest = _guided(examples, limits, found)
@@ -181,17 +182,42 @@ def _search(examples: Examples, limits: Limits) -> Synthesis:
         what = f"no program was found; {tried}, all up to length {found.complete}{closest}"
         raise SlipstreamError(what, remedy="check the examples, or raise budget or maximum length")
     probes = examples.probes(_PROBES, generator)
-    programs = [Program(functions, examples.lists) for functions in found.programs]
-    return Synthesis(_rivals(programs, probes), examples, tuple(probes), found, limits)
+    results = _results(found.programs, probes)
+    # Programs with equal results count as one.
+    _, first, group = np.unique(results, axis=0, return_index=True, return_inverse=True)
+    lengths = np.array([len(functions) for functions in found.programs])
+    weights = np.bincount(group.ravel(), float(len(FUNCTIONS)) ** -lengths)
+    order = np.lexsort((-weights, lengths[first]))
+    rivals = tuple(
+        Rival(Program(found.programs[first[n]], examples.lists), float(weights[n] / weights.sum()))
+        for n in order
+    )
+    return Synthesis(rivals, examples, tuple(probes), found, limits, results[first[order]])
+
+
+def _results(programs: Iterable[tuple[int, ...]], probes: Sequence[Inputs]) -> NDArray[np.uint64]:
+    """Return hashes of the results of programs, shortest first, uint64 [programs, probes]."""
+    tasks = [Task(probes[at : at + MAX_INPUTS]) for at in range(0, len(probes), MAX_INPUTS)]
+    blocks = []
+    for _, group in itertools.groupby(programs, len):
+        rows = np.array([*group], np.uint8)
+        parts = (run(task, rows) for task in tasks)
+        hashes = [hashed(part.lists.reshape(-1, 1, MAX_LIST), part.counts.reshape(-1, 1))
+                  for part in parts]  # fmt: skip
+        blocks.append(np.concatenate([part.reshape(len(rows), -1) for part in hashes], 1))
+    return np.concatenate(blocks)
 
 
 def _guided(examples: Examples, limits: Limits, before: Found) -> tuple[Found, str]:
     """Continue an exhaustive search; return what was found and a text on the closest program."""
     seconds, max_length, candidates, fitness = limits
     limit = MAX_CANDIDATES if candidates is None else candidates - before.candidates
+    what = [examples.inputs, examples.outputs, max_length, limit, fitness]
+    name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     search = GuidedSearch(
-        examples, FITNESS[fitness], max_length, limit, max_seconds=seconds - before.seconds
-    )
+        examples, FITNESS[fitness], max_length, limit, max_seconds=seconds - before.seconds,
+        store=cache_folder() / f"synthesis-{name}.npz",
+    )  # fmt: skip
     found = search.run()
     functions, met = search.closest
     text = "; Ctrl-C ended the search" if search.interrupted else ""
@@ -201,19 +227,3 @@ def _guided(examples: Examples, limits: Limits, before: Found) -> tuple[Found, s
         found.programs, found.candidates + before.candidates,
         max(found.complete, before.complete), found.seconds + before.seconds,
     ), text  # fmt: skip
-
-
-def _rivals(programs: list[Program], probes: list[Inputs]) -> tuple[Rival, ...]:
-    """Group programs, shortest first, by their results on probes."""
-    weights: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    shortest: dict[tuple[str, ...], Program] = {}
-    tasks = [Task(probes[at : at + MAX_INPUTS]) for at in range(0, len(probes), MAX_INPUTS)]
-    for program in programs:
-        row = np.array([program.functions], np.uint8)
-        parts = [(run(task, row), task.inputs) for task in tasks]
-        results = tuple(repr(part.value(0, at)) for part, size in parts for at in range(size))
-        shortest.setdefault(results, program)
-        weights[results] += float(len(FUNCTIONS)) ** -len(program.functions)
-    total = sum(weights.values())
-    ordered = sorted(weights, key=lambda key: (len(shortest[key].functions), -weights[key]))
-    return tuple(Rival(shortest[key], weights[key] / total, key) for key in ordered)
