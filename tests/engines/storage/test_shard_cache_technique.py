@@ -117,17 +117,17 @@ def test_a_longer_run_is_assumed_where_reads_determine_it() -> None:
     def run(order: list[int], listed: int = 4) -> tuple[AccessTrace, bool]:
         return recorded_trace({"files": files, "order": order, "listed": listed, "workers": 0})
 
-    fixed, known = run([2, 0, 1, 3] * 2)
-    assert known
+    fixed, determined = run([2, 0, 1, 3] * 2)
+    assert determined
     assert fixed.objects[:8].tolist() == [2, 0, 1, 3] * 2
-    shuffled, known = run([2, 0, 1, 3, 3, 2, 0, 1])
-    assert known
+    shuffled, determined = run([2, 0, 1, 3, 3, 2, 0, 1])
+    assert determined
     assert np.bincount(shuffled.objects).tolist() == [len(shuffled) // 4] * 4
-    larger, known = run([0, 1, 2, 3], 30)
-    assert not known
+    larger, determined = run([0, 1, 2, 3], 30)
+    assert not determined
     assert larger.object_bytes.tolist() == [100] * 30
-    unequal, known = run([0, 1, 0, 2, 0, 3, 0, 0])
-    assert known
+    unequal, determined = run([0, 1, 0, 2, 0, 3, 0, 0])
+    assert determined
     assert unequal.objects.tolist() == [0, 1, 0, 2, 0, 3, 0, 0]
 
 

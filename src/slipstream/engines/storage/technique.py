@@ -82,9 +82,9 @@ class CachedFiles(TechniqueSettings):
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Shorten waiting by the simulated share of bytes that hit, in the second half of reads."""
         found: Any = graph.meta[READS]
-        trace, known = recorded_trace(found)
+        trace, determined = recorded_trace(found)
         if self.trace:
-            trace, known = reads(import_trace(self.trace)), True
+            trace, determined = reads(import_trace(self.trace)), True
         half = len(trace) // 2
         hit = simulate(trace, self.policy, self.capacity)[half:]
         sizes = trace.sizes[half:]
@@ -93,10 +93,10 @@ class CachedFiles(TechniqueSettings):
         edit = Editor(graph, str(self))
         edit.scale(
             _reading(graph), 1 - saved * (1 - fast),
-            Provenance.SIMULATED if known else Provenance.ASSUMED,
-            spread=_SPREAD if known else _ASSUMED_SPREAD,
+            Provenance.SIMULATED if determined else Provenance.ASSUMED,
+            spread=_SPREAD if determined else _ASSUMED_SPREAD,
         )  # fmt: skip
-        basis = "reads" if known else "assumed epochs"
+        basis = "reads" if determined else "assumed epochs"
         return edit.apply(f"{format_percent(saved)} of the bytes of {basis} are in the cache")
 
     def apply(self, built: BuiltWorkload) -> None:
