@@ -409,13 +409,16 @@ def _runs(
             error = step.error(size)
             if p is not None:
                 error = math.hypot(error, math.log(p.high / p.ratio))
-            buckets = 0 if p is None else p.memory[1] - p.memory[0]
+            # Replicas also hold buckets of gradients.
+            peak_bytes = way.peak_bytes + (0 if p is None else p.memory[1] - p.memory[0])
+            if peak_bytes > room:
+                continue
             hours = total_ns / _HOUR_NS
             best[n] = min(best.get(n, math.inf), total_ns)
             yield PretrainingRun(
                 step.techniques, wire, n, size, way.passes, hours, hours * math.exp(-error),
                 hours * math.exp(error), None if price is None else hours * n * price,
-                way.peak_bytes + buckets, min(way.bound_ns / total_ns, 1.0),
+                peak_bytes, min(way.bound_ns / total_ns, 1.0),
                 str((p or step.prediction).provenance),
             )  # fmt: skip
 
@@ -447,7 +450,9 @@ def _choose(
     in_time = [run for run in runs if run.hours <= hours]
     if in_time:
         best = min(in_time, key=lambda run: costs[run])
-        reasons.append(f"a budget of ${costs[best]:,.2f} ({best.workers} devices)")
+        reasons.append(
+            f"a budget of ${costs[best]:,.2f} ({best.workers} device{'s' * (best.workers > 1)})"
+        )
     affordable = [run for run in runs if costs[run] <= budget]
     if affordable:
         best = min(affordable, key=lambda run: run.hours)

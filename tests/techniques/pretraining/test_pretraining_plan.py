@@ -99,6 +99,10 @@ def test_memory_decides_on_micro_batch_and_checkpointing(monkeypatch: pytest.Mon
     assert none.chosen is None
     assert "memory binds: a device has 1.00 KiB" in none.binding
     assert "for micro-batch 1 with" in none.binding
+    # A replica's buckets do not fit into the memory of one device alone.
+    (alone,) = plan(replace(config, micro_batch=1)).runs
+    pair = replace(config, micro_batch=1, cluster=CONFIG.cluster, memory=str(alone.peak_bytes))
+    assert {run.workers for run in plan(pair).runs} == {1}
     late = plan(replace(config, memory=str(int(free.peak_bytes / 2)), deadline=_hours(free.hours)))
     assert f"or devices with {format_bytes(free.peak_bytes)} of memory" in late.binding
 
