@@ -219,6 +219,23 @@ def test_training_and_search_use_shared_weights() -> None:
         search(net, score, constraints={"flops": "<= 0.5x"})
 
 
+def test_models_with_several_inputs_are_trained() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 2)
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> Any:
+            return self.last(self.first(x) * scale)
+
+    x, scale, y = torch.randn(8, 4), torch.rand(8, 1), torch.randint(0, 2, (8,))
+    net = Supernet(derive_space(Two(), (x, scale)))
+    before = net.tensor("first.weight").detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    fit(net, lambda: [((x, scale), y)], nn.functional.cross_entropy, optimizer)
+    assert not torch.equal(before, net.tensor("first.weight"))
+
+
 def test_calibration_uses_the_subnets_own_statistics() -> None:
     _, x, net = built("resnet")
     exported = net.export(net.space.smallest)

@@ -25,7 +25,7 @@ from slipstream.search import Estimator, Study, study
 from slipstream.search.metrics import State, parse_limits
 from slipstream.units import with_article
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[torch.Tensor | Sequence[torch.Tensor], torch.Tensor]
 _METRICS = {**METRICS, "latency": "ms"}
 _MULTIPLE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*x\b")
 
@@ -48,7 +48,8 @@ def fit(
     sub-network (Guo et al., ECCV 2020).
 
     Args:
-        batches: returns the (input, target) pairs of one epoch.
+        batches: returns the (input, target) pairs of one epoch; an input is a tensor, or a tuple
+            for a model that takes several.
         loss: function of output and target that returns a scalar.
         optimizer: optimizer of ``net.parameters()``.
 
@@ -82,11 +83,12 @@ def fit(
                         "batches", f"a batch is {kind}, not a pair of input and target"
                     )
                 inputs, target = batch
+                inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
                 step += 1
                 optimizer.zero_grad()
                 configs = [*extremes, *(space.sample(rng) for _ in range(drawn))]
                 for config in configs:
-                    if not _backward(net.configure(config)(inputs), target, loss, len(configs)):
+                    if not _backward(net.configure(config)(*inputs), target, loss, len(configs)):
                         raise _diverged(step, "loss", _first_infinite(net, inputs))
                 gradients = {n: p.grad for n, p in net.net.named_parameters() if p.grad is not None}
                 if not nn.utils.get_total_norm(list(gradients.values())).isfinite():
@@ -117,11 +119,11 @@ def _backward(
         ) from error  # fmt: skip
 
 
-def _first_infinite(net: Supernet, inputs: torch.Tensor) -> str:
+def _first_infinite(net: Supernet, inputs: Sequence[torch.Tensor]) -> str:
     """Return the first layer of the configured sub-network with NaN, or else with infinity."""
     found: dict[bool, str] = {}
     with torch.no_grad():
-        for node, value in net.run([inputs]):
+        for node, value in net.run(inputs):
             if isinstance(value, torch.Tensor) and not value.isfinite().all():
                 names = {"placeholder": "the input", "get_attr": f"the weight {node.target}"}
                 layer = f"{op_name(node)} in {owner_of(node) or 'the model'}"
