@@ -107,17 +107,17 @@ def encoder(layers: int, width: int, seed: int = 0) -> Any:
     )  # fmt: skip
 
 
-def _workload(layers: int, width: int) -> Any:
-    model = encoder(layers, width)
+def _workload(layers: int, width: int, seed: int = 0) -> Any:
+    model = encoder(layers, width, seed)
     weights = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
     return model, batch_of(0), None, LAMB(groups, lr=1e-3)
 
 
-def mini() -> Any:
+def mini(seed: int = 0) -> Any:
     """Four layers of width 256."""
-    return _workload(4, 256)
+    return _workload(4, 256, seed)
 
 
 def small() -> Any:

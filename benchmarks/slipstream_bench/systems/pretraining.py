@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ RUNGS = (*_FULL_PRECISION, f"{_FULL_PRECISION[-1]}+amp:bf16")
 """The ladder; every rung adds a technique to the one before it."""
 _BASELINE = "baseline"
 _LAMB_UPDATES = 200
+# Bytes per parameter: FusedLAMB reads four tensors and writes two, then reads three and writes one.
+_LAMB_BYTES, _ADAMW_BYTES = 40, 28
+_SEEDS, _UPDATES, _ROWS, _HELD_OUT = 3, 40, 4, 1 << 20
 _HERE = "slipstream_bench.systems.pretraining"
 
 
@@ -47,6 +51,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _lamb_rows(options)
         for name in ("mini", "small", "wide") if options.full else ("mini",):
             yield from _ladder_rows(options, name)
+        yield from _quality_rows(options)
         yield from _data_rows(options)
 
 
@@ -109,7 +114,15 @@ def _lamb_rows(options: BenchOptions) -> Iterator[Bar]:
                 weight.grad = torch.randn_like(weight) * 0.01
             arms[name] = make(weights).step
         taken = paired(arms, blocks=30 if options.full else 12)
-        detail = f"{sum(torch.Size(s).numel() for s in shapes) / 1e6:.1f} M parameters; {taken}"
+        numbers = sum(torch.Size(s).numel() for s in shapes)
+        rate = _ADAMW_BYTES * numbers / taken.median_s("AdamW")
+        limit_s = _LAMB_BYTES * numbers / rate
+        faster = taken.median_s("LAMB") / limit_s
+        detail = (
+            f"{numbers / 1e6:.1f} M parameters; {taken}; at AdamW's {rate / 1e9:.1f} GB/s two "
+            f"passes over memory take {1e3 * limit_s:.1f} ms, 1/{faster:.1f} of LAMB per tensor "
+            f"and {_LAMB_BYTES / _ADAMW_BYTES:.2f} times that of AdamW"
+        )
         yield taken.ratio("LAMB", "fused LAMB").at_least(slow, 8.0, detail=detail)
         yield taken.ratio("fused LAMB", "AdamW").at_most(fast, 1.5, detail=detail)
 
@@ -165,6 +178,45 @@ def _ladder_rows(options: BenchOptions, name: str) -> Iterator[Bar]:
     yield at_most(f"{name}: error of the predicted total",
                   100 * abs(ratio / measured - 1), 8.0, "%",
                   detail=f"predicted {ratio:.2f}x, measured {measured:.2f}x")  # fmt: skip
+
+
+def _quality_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "mini: loss of other batches over the baseline's, equal tokens"
+    if not options.full or not options.wants(bar, 120):
+        return
+    losses: dict[str, list[float]] = {_BASELINE: [], RUNGS[-1]: []}
+    seconds = dict.fromkeys(losses, 0.0)
+    for seed in range(_SEEDS):
+        for name, ends in losses.items():
+            options.progress(f"{bar}: seed {seed}, {name}")
+            techniques = "" if name == _BASELINE else name
+            built = build_from(
+                encoders.mini(seed), parse(techniques) if techniques else (), seed, "mini"
+            )
+            for group in built.optimizer.param_groups:
+                group["lr"] = 1e-2
+            began = time.thread_time()
+            for number in range(_UPDATES):
+                built.batch = encoders.batch_of(seed * _UPDATES + number, _ROWS)
+                built.optimizer.zero_grad()
+                training_loss(built).backward()
+                built.optimizer.step()
+            seconds[name] += time.thread_time() - began
+            with torch.no_grad():
+                total = 0.0
+                for number in range(4):
+                    built.batch = encoders.batch_of(_HELD_OUT + number, encoders.BATCH)
+                    total += float(training_loss(built))
+                ends.append(total / 4)
+    dense, ours = losses.values()
+    spread = statistics.stdev(dense) / statistics.mean(dense)
+    error = statistics.mean(a / b - 1 for a, b in zip(ours, dense, strict=True))
+    yield at_most(
+        bar, 100 * abs(error), 0.5, "%", n=_SEEDS, data=losses,
+        detail=f"{_UPDATES} updates of {_ROWS} sequences: {statistics.mean(dense):.3f} and "
+        f"{statistics.mean(ours):.3f}, after {seconds[_BASELINE] / seconds[RUNGS[-1]]:.2f} times "
+        f"the CPU time; standard deviation of seeds {100 * spread:.1f} %",
+    )  # fmt: skip
 
 
 def _data_rows(options: BenchOptions) -> Iterator[Bar]:
