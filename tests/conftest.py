@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -36,6 +39,23 @@ def pytest_configure() -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+def pytest_runtest_setup() -> None:
+    torch = sys.modules.get("torch")
+    if hasattr(torch, "autograd"):
+        _run_a_backward_pass(torch)
+
+
+@functools.cache
+def _run_a_backward_pass(torch: Any) -> None:
+    """Keep forks of this process able to run backward passes.
+
+    Fake tensors make torch built for CUDA imitate eight GPUs if it finds none. A first backward
+    pass after that starts a thread for each, and later forks refuse to run any.
+    """
+    if not torch.cuda.is_available():
+        torch.ones(1, requires_grad=True).sum().backward()
 
 
 def require(feature: str, present: bool, reason: str) -> None:
