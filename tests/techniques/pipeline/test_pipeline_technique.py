@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import slipstream as ss
 from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
@@ -31,6 +33,10 @@ def test_settings_are_checked_and_written_back() -> None:
         ("pipeline:1", "1 is not between 2 and"),
         ("pipeline:2,micro_batches=0", "0 is not between 1 and"),
         ("pipeline:2,schedule=fast", "'fast' is not possible"),
+        ("pipeline:2,schedule=async,correction=1", "1.0 is outside its range"),
+        ("pipeline:2,schedule=async,warmup=-1", "-1 is outside its range"),
+        ("pipeline:2,schedule=pipedream,correction=0.1", "'pipedream' has no weights to correct"),
+        ("pipeline:2,rescheduling=5", "'1f1b' has no weights to correct"),
     ):
         with pytest.raises(InvalidArgumentError, match=problem):
             parse(text)
@@ -56,6 +62,12 @@ def test_an_asynchronous_pipeline_has_no_bubble_and_gpipe_the_largest_memory(gra
     peaks = {name: replay(placed).memory.peak_bytes for name, placed in made.items()}
     assert (peaks["1f1b"] <= peaks["gpipe"]).all()
     assert peaks["pipedream"][0] > peaks["async"][0]
+    # One buffer of the first stage's weights; the last stage has no delay.
+    extra = replay(
+        shared(graph, FAST, "pipeline:4,schedule=async,correction=0.5")
+    ).memory.peak_bytes
+    assert extra[0] > peaks["async"][0]
+    assert extra[-1] == peaks["async"][-1]
     assert peaks["gpipe"].max() < replay(graph).peak_bytes
     for name, placed in made.items():
         assert (placed.samples, placed.workers) == (graph.samples, 4)
@@ -81,6 +93,8 @@ def test_predict_reports_the_exposed_transfers(graph: Graph) -> None:
 def test_numerics_follow_the_schedule() -> None:
     assert Pipeline(4, 4, "1f1b").quality().kind is QualityKind.ROUNDING
     assert Pipeline(4, 4, "async").quality().kind is QualityKind.NEEDS_TRAINING
+    assert "is 0.22x the synchronous one" in Pipeline(4, 1, "async").quality().advice
+    assert "fewer than 1500 updates" in Pipeline(16, 1, "pipedream").quality().advice
     assert Pipeline().quality(graph_of("conv")).kind is QualityKind.NEEDS_TRAINING
     assert Pipeline().quality(graph_of("mlp")).kind is QualityKind.ROUNDING
 
@@ -119,3 +133,19 @@ def test_correction_enlarges_the_stable_rate() -> None:
     for delay in (-1, 1.5, "3"):
         with pytest.raises(InvalidArgumentError, match=f"{delay!r} is outside its range"):
             ss.pipeline.largest_stable_rate(delay)  # type: ignore[arg-type]
+
+
+def test_stable_rates_are_those_of_the_largest_eigenvalue_of_the_hessian() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 5) * torch.tensor([3.0, 1.0, 1.0, 0.5, 0.1]), torch.randn(60, 1)
+    model, order = nn.Linear(5, 1, bias=False), Pipeline(3, 1, "async").order
+    found = ss.pipeline.stable_rates(model, (x, y), nn.functional.mse_loss, order)
+    curvature = float(torch.linalg.eigvalsh(2 * x.T @ x / 60).max())
+    assert found.curvature == pytest.approx(curvature, rel=1e-3)
+    assert found.delays == (2, 1, 0)
+    expected = [ss.pipeline.largest_stable_rate(delay, curvature) for delay in (2, 1, 0)]
+    assert found.rates == pytest.approx(expected, rel=1e-3)
+    assert found.stay_synchronous(199)
+    assert not found.stay_synchronous(200)
+    with pytest.raises(WorkloadError, match="curvature of Linear cannot be computed"):
+        ss.pipeline.stable_rates(model.requires_grad_(False), (x, y), nn.functional.mse_loss, order)

@@ -24,6 +24,7 @@ from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.distributed.gradients import gradients
 from slipstream.techniques.distributed.replicas import REPLICAS, Spreads
+from slipstream.techniques.pipeline.stability import delay_advice
 from slipstream.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ class Pipeline(Spreads):
         if self.asynchronous:
             delays = ", ".join(f"{order.delay(stage):.3g}" for stage in range(self.workers))
             words.append(f"forward passes use weights {delays} updates old")
+            words.append(delay_advice(order.delay(0)))
         return "; ".join(words)
 
     def quality(self, graph: Graph | None = None) -> Quality:
@@ -215,7 +217,7 @@ class Pipeline(Spreads):
             return Quality(
                 QualityKind.NEEDS_TRAINING,
                 f"the first stage computes with weights {oldest:.3g} updates old",
-                "lower the learning rate: see slipstream.pipeline.largest_stable_rate",
+                delay_advice(oldest),
             )
         if graph is not None and _has_batch_norm(graph) and self.micro_batches > 1:
             return Quality(
