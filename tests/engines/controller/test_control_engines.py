@@ -9,12 +9,19 @@ import control_functions as functions
 import pytest
 import torch
 
-from slipstream.engines.controller import Controller, engine_by_name, run_program, sharded
+from slipstream.engines.controller import (
+    Controller,
+    Engine,
+    engine_by_name,
+    run_program,
+    sharded,
+)
 from slipstream.engines.controller.host import HostRuntime
 from slipstream.errors import (
     ChildError,
     CommunicationError,
     MissingExtraError,
+    SlipstreamError,
     UnknownNameError,
     UsageError,
 )
@@ -82,6 +89,29 @@ def test_a_member_that_cannot_start_is_named(forked: None) -> None:
             members.start({0: {}})
     finally:
         members.stop()
+
+
+class Slow(Engine):
+    """Its actors run once they are awaited, except for host 2."""
+
+    def _spawn(self, host: int) -> list[int]:
+        return [host]
+
+    def _await(self, actor: list[int]) -> None:
+        if actor.pop() == 2:
+            raise RuntimeError("out of memory")
+
+
+def test_hosts_run_once_they_are_started() -> None:
+    """A host that is still starting would not answer, and count as hanging."""
+    engine = Slow()
+    try:
+        engine.start([0, 1])
+        assert list(engine._actors.values()) == [[], []]
+        with pytest.raises(SlipstreamError, match="host 2 cannot be started: out of memory"):
+            engine.start([2])
+    finally:
+        engine.stop()
 
 
 def test_a_host_does_not_start_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,6 +339,10 @@ def test_a_message_with_a_host_that_ended_names_it(tmp_path: Path) -> None:
         groups = list(
             threads.map(lambda n: HostGroup(str(tmp_path), "group", [4, 7], n, LIMIT_S), [4, 7])
         )
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda group: group.sum(torch.ones(1), [4, 7], 0), groups))
+    # Destroyed at once, a message would spin until gloo's thread has left it.
+    assert [len(group.ended) for group in groups] == [2, 2]
     left = groups.pop(0)
     pending = left.receive(torch.ones(1), 7, 1)
     groups.clear()

@@ -155,9 +155,11 @@ class _Operation:
         self._results = [
             (value.number, value.shard_shape, getattr(torch, value.dtype)) for value in node.outputs
         ]
-        self._function = load_target(node.function) if node.function else None
-        if self._function is not None and not isinstance(self._function, CompiledFunction):
+        self._function: Any = load_target(node.function) if node.function else None
+        if node.function and not isinstance(self._function, CompiledFunction):
             raise WorkloadError("it is not a compiled function", where=node.function)
+        hook = self._function and self._function.prepare
+        self._hook: Callable[[], object] | None = hook
         # Of a move. By receiving host, (device of this host, box within its part), each once; by
         # sending host, (box of the tensor, target devices); and within this host, both.
         self._sent: dict[int, list[tuple[int, Box]]] = {}
@@ -166,6 +168,8 @@ class _Operation:
         self.run = {"compute": self._compute, "sum": self._sum, "move": self._move}[node.kind]
         if node.kind == "move":
             self._split()
+        # Whether there is work ahead of `run`.
+        self.prepares = bool(self._received) or hook is not None
 
     def _split(self) -> None:
         source, target = self.node.inputs[0], self.node.outputs[0]
@@ -182,15 +186,6 @@ class _Operation:
                 parts.setdefault(key, (piece.box, []))[1].append(piece.target)
             elif sender == self._number and part not in self._sent.setdefault(receiver, []):
                 self._sent[receiver].append(part)
-
-    @property
-    def prepares(self) -> bool:
-        """Whether there is work ahead of `run`."""
-        return bool(self._received) or self._hook is not None
-
-    @property
-    def _hook(self) -> Callable[[], object] | None:
-        return None if self._function is None else self._function.prepare
 
     def prepare(self, launch: _Launch) -> None:
         """Post receives, and call the function's preparation."""

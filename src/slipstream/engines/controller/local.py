@@ -6,23 +6,21 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream.engines.controller.engine import Engine
 from slipstream.engines.controller.host import HostRuntime
 from slipstream.errors import ChildError
-from slipstream.files import temporary_folder
 from slipstream.ranks.launch import count_niceness_everywhere
 from slipstream.ranks.members import Connection, Frame, Members
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Hosts are processes of this machine; each computes on one thread."""
 
     name = "local"
 
     def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._folder = str(self._stack.enter_context(temporary_folder("control")))
+        super().__init__()
         self.members = Members("host", f"{__name__}:serve", {"OMP_NUM_THREADS": "1"})
-        self._stack.callback(self.members.stop)
 
     def start(self, hosts: Sequence[int]) -> None:
         self.members.start({host: {"folder": self._folder} for host in hosts})
@@ -34,10 +32,8 @@ class LocalEngine:
         return self.members.gather(timeout_s)
 
     def stop(self, hosts: Sequence[int] | None = None) -> None:
-        if hosts is None:
-            self._stack.close()
-        else:
-            self.members.stop(hosts)
+        self.members.stop(hosts)
+        super().stop(hosts)
 
 
 # Runs in a host's process.

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from slipstream.engines.controller.engine import Engine
 from slipstream.engines.controller.host import HostRuntime
-from slipstream.errors import ChildError, MissingExtraError
-from slipstream.files import temporary_folder
-from slipstream.ranks.members import Frame, drained
+from slipstream.errors import MissingExtraError
+from slipstream.ranks.members import Frame
+
+_NAME, _STOP_S = "slipstream_host{}", 10.0
 
 
-class MonarchEngine:
+@dataclass(eq=False)
+class _Host:
+    process: Any
+    actor: Any
+    begun: Any
+    receiver: Any
+
+
+class MonarchEngine(Engine):
     """Hosts are actors in processes of `this_host`; they meet through files of this machine."""
 
     name = "monarch"
@@ -24,60 +33,41 @@ class MonarchEngine:
             import monarch.actor
         except ImportError as error:
             raise MissingExtraError("the engine monarch", "torchmonarch", "monarch") from error
+        super().__init__()
         self._monarch: Any = monarch.actor
-        self._stack = contextlib.ExitStack()
-        self._folder = str(self._stack.enter_context(temporary_folder("control")))
-        self._hosts: dict[int, Any] = {}
-        self._procs: dict[int, Any] = {}
-        self._events: queue.SimpleQueue[tuple[int, Frame | ChildError]] = queue.SimpleQueue()
         # Monarch's default ends this process when an actor dies.
-        self._before = monarch.actor.unhandled_fault_hook
+        self._stack.callback(
+            setattr, monarch.actor, "unhandled_fault_hook", monarch.actor.unhandled_fault_hook
+        )
         monarch.actor.unhandled_fault_hook = self._note_fault
 
-    def start(self, hosts: Sequence[int]) -> None:
-        kind = actor_kind(self._monarch)
-        begun = []
-        for host in hosts:
-            self._procs[host] = self._monarch.this_host().spawn_procs(
-                per_host={"procs": 1}, name=f"slipstream_host{host}"
-            )
-            actor = self._procs[host].spawn(f"slipstream_host{host}", kind)
-            port, receiver = self._monarch.Channel.open()
-            begun.append(actor.begin.call_one(host, self._folder, port))
-            self._hosts[host] = actor
-            threading.Thread(
-                target=self._receive, args=(host, actor, receiver), daemon=True
-            ).start()
-        for answer in begun:
-            answer.get()
+    def _spawn(self, host: int) -> _Host:
+        name = _NAME.format(host)
+        process = self._monarch.this_host().spawn_procs(per_host={"procs": 1}, name=name)
+        actor = process.spawn(name, actor_kind(self._monarch))
+        port, receiver = self._monarch.Channel.open()
+        begun = actor.begin.call_one(host, self._folder, port)
+        return _Host(process, actor, begun, receiver)
 
-    def _receive(self, host: int, actor: Any, receiver: Any) -> None:
-        with contextlib.suppress(Exception):
-            while self._hosts.get(host) is actor:
-                self._events.put((host, receiver.recv().get()))
+    def _await(self, actor: _Host) -> None:
+        actor.begun.get()
+
+    def _post(self, actor: _Host, message: dict[str, Any], payload: bytes) -> None:
+        actor.actor.post.broadcast(message, payload)
+
+    def _receive(self, actor: _Host) -> list[Frame]:
+        return [actor.receiver.recv().get()]
 
     def _note_fault(self, failure: Any) -> None:
         text = str(failure)
-        for host in list(self._hosts):
-            if f"slipstream_host{host}" in text:
-                self._events.put((host, ChildError(f"its actor ended: {text.splitlines()[0]}")))
+        for host, actor in list(self._actors.items()):
+            if f"mesh_name={_NAME.format(host)}-" in text:
+                self._lose(host, actor, text.splitlines()[-1].removesuffix(")"))
 
-    def send(self, host: int, message: Mapping[str, Any], payload: bytes = b"") -> None:
-        if (actor := self._hosts.get(host)) is not None:
-            actor.post.broadcast(dict(message), payload)
-
-    def gather(self, timeout_s: float) -> list[tuple[int, Frame | ChildError]]:
-        return drained(self._events, timeout_s)
-
-    def stop(self, hosts: Sequence[int] | None = None) -> None:
-        for host in list(self._hosts) if hosts is None else hosts:
-            self._hosts.pop(host, None)
-            if (procs := self._procs.pop(host, None)) is not None:
-                with contextlib.suppress(Exception):
-                    procs.stop().get(timeout=10.0)
-        if hosts is None:
-            self._monarch.unhandled_fault_hook = self._before
-            self._stack.close()
+    def _end(self, actors: Sequence[_Host]) -> None:
+        for answer in [actor.process.stop() for actor in actors]:
+            with contextlib.suppress(Exception):
+                answer.get(timeout=_STOP_S)
 
 
 def actor_kind(monarch: Any) -> Any:

@@ -2,73 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from slipstream.engines.controller.engine import Engine
 from slipstream.engines.controller.host import HostRuntime
 from slipstream.engines.trials.ray_executor import end_processes, ray_module, start_ray
-from slipstream.errors import ChildError
-from slipstream.files import temporary_folder
 from slipstream.ranks.members import Frame, drained
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Hosts are actors that need no CPU of Ray's; they meet through files of this machine."""
 
     name = "ray"
 
     def __init__(self) -> None:
         self._ray = ray_module()
-        self._stack = contextlib.ExitStack()
-        self._folder = str(self._stack.enter_context(temporary_folder("control")))
-        self._actors: dict[int, Any] = {}
-        self._events: dict[Any, int] = {}
-        # Calls whose failure is that of the actor, and arrives through its events.
-        self._last: dict[int, Any] = {}
-        self._processes: list[Any] = []
-        self._own = not self._ray.is_initialized()
+        super().__init__()
+        if not self._ray.is_initialized():
+            self._stack.callback(self._ray.shutdown)
 
     def start(self, hosts: Sequence[int]) -> None:
         if not self._ray.is_initialized():
-            self._processes = start_ray(self._ray, len(hosts), None)
+            self._stack.callback(end_processes, start_ray(self._ray, len(hosts), None))
+        super().start(hosts)
+
+    def _spawn(self, host: int) -> Any:
         kind = self._ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"events": 1})
-        for host in hosts:
-            self._actors[host] = kind(_HostActor).remote(host, self._folder)
-            self._listen(host)
+        return kind(_HostActor).remote(host, self._folder)
 
-    def _listen(self, host: int) -> None:
-        events = self._actors[host].events.options(concurrency_group="events")
-        self._events[events.remote()] = host
+    def _await(self, actor: Any) -> None:
+        self._ray.get(actor.__ray_ready__.remote())
 
-    def send(self, host: int, message: Mapping[str, Any], payload: bytes = b"") -> None:
-        if (actor := self._actors.get(host)) is not None:
-            self._last[host] = actor.post.remote(dict(message), payload)
+    def _post(self, actor: Any, message: dict[str, Any], payload: bytes) -> None:
+        actor.post.remote(message, payload)
 
-    def gather(self, timeout_s: float) -> list[tuple[int, Frame | ChildError]]:
-        found: list[tuple[int, Frame | ChildError]] = []
-        waiting = list(self._events)
-        ended, _ = self._ray.wait(waiting, num_returns=1, timeout=timeout_s) if waiting else ([], 0)
-        for reference in ended:
-            host = self._events.pop(reference)
-            try:
-                found += [(host, (message, data)) for message, data in self._ray.get(reference)]
-                self._listen(host)
-            except self._ray.exceptions.RayError as error:
-                if self._actors.pop(host, None) is not None:
-                    found.append((host, ChildError(f"its actor ended: {str(error).strip()}")))
-        return found
+    def _receive(self, actor: Any) -> list[Frame]:
+        events = actor.events.options(concurrency_group="events")
+        frames: list[Frame] = self._ray.get(events.remote())
+        return frames
 
-    def stop(self, hosts: Sequence[int] | None = None) -> None:
-        for host in list(self._actors) if hosts is None else hosts:
-            if (actor := self._actors.pop(host, None)) is not None:
-                self._ray.kill(actor)
-        if hosts is None:
-            if self._own:
-                self._ray.shutdown()
-                end_processes(self._processes)
-            self._stack.close()
+    def _end(self, actors: Sequence[Any]) -> None:
+        for actor in actors:
+            self._ray.kill(actor)
 
 
 class _HostActor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from slipstream import native
+from slipstream.engines.controller.engine import Engine
 from slipstream.engines.controller.host import launch_done
 from slipstream.engines.controller.tracing import TracedProgram
-from slipstream.errors import ChildError, UsageError
-from slipstream.ranks.members import Frame, drained
+from slipstream.errors import UsageError
 
 _LAUNCHES = 4
 
@@ -117,28 +116,17 @@ def predict_launch(
     )  # fmt: skip
 
 
-class SimEngine:
+class SimEngine(Engine):
     """Hosts without processes: launches end at once, and outputs have no values."""
 
     name = "sim"
 
-    def __init__(self) -> None:
-        self._events: queue.SimpleQueue[tuple[int, Frame | ChildError]] = queue.SimpleQueue()
-
     def start(self, hosts: Sequence[int]) -> None:
-        pass
+        """There is nothing to start."""
 
     def send(self, host: int, message: Mapping[str, Any], payload: bytes = b"") -> None:
         if message["do"] == "launch":
-            answer = launch_done(message["launch"])
+            self._events.put((host, (launch_done(message["launch"]), b"")))
         elif message["do"] == "fetch":
             answer = {"event": "fetched", "fetch": message["fetch"], "parts": 0}
-        else:
-            return
-        self._events.put((host, (answer, b"")))
-
-    def gather(self, timeout_s: float) -> list[tuple[int, Frame | ChildError]]:
-        return drained(self._events, timeout_s)
-
-    def stop(self, hosts: Sequence[int] | None = None) -> None:
-        pass
+            self._events.put((host, (answer, b"")))
