@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -35,8 +36,12 @@ def test_a_trace_is_profiled_predicted_and_proved(
         found: dict[str, object] = json.loads(capsys.readouterr().out)
         return found
 
-    profiled = result("profile", str(trace))
+    profiled = result("profile", str(trace), "--svg", str(trace.with_suffix(".svg")))
     assert (profiled["requests"], profiled["objects"]) == (180, 30)
+    drawn = ElementTree.parse(trace.with_suffix(".svg"))
+    curves = [element for element in drawn.iter() if element.tag.endswith("polyline")]
+    assert [curve[0].text for curve in curves] == list(profiled["curve"])  # type: ignore[call-overload]
+    assert curves[-1][0].text == "belady"
     assert profiled["notes"] == {"bad entries skipped": 1}
     predicted = result("predict", str(trace), "--size", "50%", "--policies", "lru,learned")
     outcomes = predicted["outcomes"]
@@ -58,6 +63,7 @@ def test_bad_options_are_refused(trace: Path) -> None:
         (["predict", str(trace), "--latency", "soon"], "--latency"),
         (["prove", str(trace), "--policies", "belady"], "belady"),
         (["record", "-o", "run.txt", "--", "true"], "run.txt"),
+        (["profile", str(trace), "--svg", "."], "svg"),
     ):
         with pytest.raises(UsageError, match=what):
             _command(["storage", *arguments])

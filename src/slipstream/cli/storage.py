@@ -117,6 +117,8 @@ def profile(
     from slipstream.files import write_text
     from slipstream.report.storage import miss_ratio_svg
 
+    if svg is not None:
+        need_place(svg, ".svg")
     policies = ("lru", "learned") if svg is None else _DRAWN
     with progress("profile") as report:
         found = profile_storage(import_trace(trace, skip_bad=skip_bad), report, policies)
