@@ -58,6 +58,18 @@ def test_an_interval_covers_its_share() -> None:
     assert 0.88 <= np.mean(inside) <= 0.92
 
 
+def test_an_interval_covers_its_share_of_later_values() -> None:
+    """Each file is small or large, so that sizes are far from log-normal."""
+    rng = np.random.default_rng(3)
+    log_size = rng.normal(0, 0.1, 4000) + np.where(rng.random(4000) < 0.93, 0, 6.0)
+    sizes = np.exp(log_size + 10).astype(np.int64)
+    trace = AccessTrace.of([f"/run/{n:04d}" for n in range(4000)], sizes)
+    forecast = AccessPredictor(("size",)).fit(trace.first(3000)).predict({}, "size", "/run/0001")
+    later = sizes[3000:]
+    covered = (forecast.quantile(0.25) <= later) & (later <= forecast.quantile(0.75))
+    assert covered.mean() == pytest.approx(0.5, abs=0.06)
+
+
 def test_an_unseen_context_backs_off_to_the_informative_key() -> None:
     seen, features, mean, _ = planted(500)
     predictor = fitted(seen, features)

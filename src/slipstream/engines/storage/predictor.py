@@ -39,6 +39,12 @@ SHRINKAGE = 20.0
 _PREFIXES = 4
 _ITERATIONS = 80
 _MAX_STRENGTH = 200.0
+_SHARES = np.arange(1, 100) / 100
+# The share of a trace that is learned from before the rest of it yields the scores.
+_BEFORE = 0.8
+_MIN_SCORES = 200
+# Values that vary less have no meaningful scores.
+_CONSTANT = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +55,15 @@ class AccessForecast:
         mean_log, sd_log: of the natural logarithm, in the unit of the task (see `TASKS`).
         observations: of the most specific context that was found.
         hazard: float64 [64] by bin of age (see `bin_edges`), for ``interval``; else None.
+        scores: float64 [99], standard scores that 1 % to 99 % of later values of the task did not
+            exceed; None if they were not measured, so that a normal distribution's are used.
     """
 
     mean_log: float
     sd_log: float
     observations: float
     hazard: Float64s | None = None
+    scores: Float64s | None = None
 
     def quantile(self, share: float) -> float:
         """Return the value that is not exceeded with a probability of `share`.
@@ -64,7 +73,10 @@ class AccessForecast:
         """
         if not 0 < share < 1:
             raise InvalidArgumentError("share", f"{share} is not between 0 and 1")
-        return math.exp(min(self.mean_log + self.sd_log * NormalDist().inv_cdf(share), 700.0))
+        score = NormalDist().inv_cdf(share)
+        if self.scores is not None and self.sd_log > _CONSTANT and 0.01 <= share <= 0.99:
+            score = float(np.interp(share, _SHARES, self.scores))
+        return math.exp(min(self.mean_log + self.sd_log * score, 700.0))
 
     def gittins(self) -> Float64s:
         """Return the hit density [64] by age that the cache policy ranks by.
@@ -85,11 +97,13 @@ class Observations:
         classes: int32 [N], class of context.
         value: float64 [N], positive.
         censored: bool [N], whether the value is only a lower bound.
+        position: int64 [N], of the request in its trace; None without a trace.
     """
 
     classes: npt.NDArray[np.int32]
     value: Float64s
     censored: npt.NDArray[np.bool_]
+    position: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +138,7 @@ class AccessPredictor:
         self._levels: list[tuple[str, ...]] = [()]
         self._groups: dict[str, list[dict[Context, _Group]]] = {}
         self._memo: dict[tuple[str, Context], AccessForecast] = {}
+        self._scores: dict[str, Float64s] = {}
 
     def fit(self, trace: AccessTrace) -> AccessPredictor:
         """Learn from all requests of a trace; tasks without observations there are left out.
@@ -133,10 +148,43 @@ class AccessPredictor:
         """
         classes, tokens = trace.classes()
         features, ranked = ranked_features(trace, classes, tokens)
-        found = {task: observations(trace, task, classes) for task in self.tasks}
-        return self.fit_observations(
-            {task: seen for task, seen in found.items() if seen.value.size}, features, ranked
+        count = round(_BEFORE * len(trace))
+        before, found = (
+            {
+                task: seen
+                for task in self.tasks
+                if (seen := observations(part, task, classes[: len(part)])).value.size
+            }
+            for part in (trace.first(count), trace)
         )
+        self._scores = {}
+        self.fit_observations(before, features, ranked)
+        scores = {task: self._later_scores(found[task], task, tokens, count) for task in before}
+        self.fit_observations(found, features, ranked)
+        self._scores = {task: each for task, each in scores.items() if each is not None}
+        return self
+
+    def _later_scores(
+        self, seen: Observations, task: str, tokens: Sequence[Context], count: int
+    ) -> Float64s | None:
+        """Return `AccessForecast.scores` of the requests from `count` on; None if there are few."""
+        assert seen.position is not None
+        late = seen.position >= count
+        used, of_value = np.unique(seen.classes[late], return_inverse=True)
+        forecasts = [self.predict_tokens(tokens[number], task) for number in used]
+        mean, sd = np.reshape([(each.mean_log, each.sd_log) for each in forecasts], (-1, 2)).T
+        varies = sd[of_value] > _CONSTANT
+        if np.count_nonzero(varies & ~seen.censored[late]) < _MIN_SCORES:
+            return None
+        score = ((np.log(seen.value[late]) - mean[of_value]) / sd[of_value])[varies]
+        # Kaplan-Meier: values that have not ended count as long as they are known to last.
+        order = np.argsort(score)
+        ended = ~seen.censored[late][varies][order]
+        above = np.cumprod(1 - ended / np.arange(score.size, 0, -1))
+        at = np.searchsorted(1 - above, _SHARES)
+        normal = np.array([NormalDist().inv_cdf(share) for share in _SHARES])
+        known = score[order][np.minimum(at, score.size - 1)]
+        return np.asarray(np.where(at < score.size, known, np.maximum(known, normal)))
 
     def fit_observations(
         self,
@@ -195,7 +243,7 @@ class AccessPredictor:
             mean = weight * group.mean + (1 - weight) * mean
             if group.bins is not None:
                 hazard = _hazards(group.bins, hazard)
-        return AccessForecast(mean, math.sqrt(variance), count, hazard)
+        return AccessForecast(mean, math.sqrt(variance), count, hazard, self._scores.get(task))
 
     def set_prior(self, policy: CachePolicy, number: int, tokens: Context) -> None:
         """Tell a policy what to expect of a class of context that it has not seen."""
@@ -245,19 +293,20 @@ def observations(
     classes = trace.classes()[0] if classes is None else classes
     time_s = trace.time_ns / 1e9
     following = next_requests(trace.objects)
-    last = following == NEVER
+    last, every = following == NEVER, np.arange(len(trace))
     if task == "interval":
         value = np.where(last, len(trace), following) - np.arange(len(trace))
-        return Observations(classes, value.astype(np.float64), last)
+        return Observations(classes, value.astype(np.float64), last, every)
     if task == "interval_s":
         until = time_s[np.where(last, -1, following)]
-        return Observations(classes, np.maximum(until - time_s, 1e-9), last)
+        return Observations(classes, np.maximum(until - time_s, 1e-9), last, every)
     if task == "size":
-        return Observations(classes, np.maximum(trace.sizes, 1).astype(np.float64), last & False)
+        size = np.maximum(trace.sizes, 1).astype(np.float64)
+        return Observations(classes, size, last & False, every)
     if task == "read_fraction":
         read = np.isin(trace.ops, [OPS.index("open"), OPS.index("read")])
         share = np.bincount(trace.objects, read) / np.maximum(np.bincount(trace.objects), 1)
-        return Observations(classes, np.maximum(share[trace.objects], 1e-3), last & False)
+        return Observations(classes, np.maximum(share[trace.objects], 1e-3), last & False, every)
     deleted = np.full(int(trace.objects.max(initial=-1)) + 1, np.inf)
     gone = trace.ops == OPS.index("delete")
     deleted[trace.objects[gone]] = time_s[gone]
@@ -265,7 +314,7 @@ def observations(
     end = deleted[trace.objects[made]]
     censored = (end < time_s[made]) | np.isinf(end)
     life = np.where(censored, time_s[-1:].max(initial=0.0), end) - time_s[made]
-    return Observations(classes[made], np.maximum(life, 1e-9), censored)
+    return Observations(classes[made], np.maximum(life, 1e-9), censored, made)
 
 
 def _statistics(
