@@ -32,7 +32,7 @@ from slipstream.units import (
 )
 from slipstream.verbs.batch.curve import Curve, Point, fit
 from slipstream.verbs.predicting import predict
-from slipstream.verbs.results import Predicted
+from slipstream.verbs.results import Predicted, Refused
 
 RUNGS = ("masked_head", "sdpa", "unpad", "fused_lamb", "fused_optimizer", "amp:bf16")
 """Techniques that a plan tries, in order; each stays if it is predicted to be faster."""
@@ -103,16 +103,11 @@ class PretrainingPlan:
         columns = [Column("setting"), Column("value", "right"), Column("why")]
         run = self.chosen
         parts = run.techniques.split("+") if run else [n for n, g in self.ladder.items() if g >= 1]
-        rows = [
-            [name, f"{gain:.2f}x", "predicted on the recorded step"]
-            if name in parts
-            else [
-                name,
-                "no",
-                f"predicted {gain:.2f}x" + ", but not with checkpointing" * (gain >= 1),
-            ]
-            for name, gain in self.ladder.items()
-        ]
+        rows = []
+        for name, gain in self.ladder.items():
+            why = f"predicted {gain:.2f}x" + ", but not with checkpointing" * (gain >= 1)
+            value = f"{gain:.2f}x" if name in parts else "no"
+            rows.append([name, value, "predicted on the recorded step" if name in parts else why])
         if run is None:
             return Table(columns, rows, title=f"no plan on {self.cluster}", notes=[self.binding])
         saves = _CHECKPOINTING in parts
@@ -133,10 +128,9 @@ class PretrainingPlan:
              f"on {run.rests_on}"],
             ["cost", cost, "time x devices x price"],
         ]  # fmt: skip
-        note = (
-            f'set techniques = "{run.techniques}" and micro_batch = {run.micro_batch} to train so'
-        )
-        return Table(columns, rows, title=f"plan for {self.cluster}", notes=[note])
+        settings = f'techniques = "{run.techniques}" and micro_batch = {run.micro_batch}'
+        notes = [f"set {settings} to train so"]
+        return Table(columns, rows, title=f"plan for {self.cluster}", notes=notes)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON."""
@@ -172,11 +166,14 @@ def plan_pretraining(
     if not ways:
         raise SlipstreamError(
             f"every global batch is smaller than the recorded batch of {graph.samples}, and no "
-            f"other micro-batch can be predicted: {steps[0].fixed}",
-            where=config.workload,
+            f"other micro-batch can be predicted: {steps[0].fixed}", where=config.workload,
             remedy="raise global_batch, or record a smaller batch",
-        )
-    room = _memory_limit(config, cluster)
+        )  # fmt: skip
+    device = None if cluster is None else cluster.device
+    size = None if device is None else device.memory_bytes
+    room: float = math.inf if size is None else size.value
+    if config.memory:
+        room = parse_bytes(config.memory, "memory")
     runs = tuple(_runs(config, ways, cluster, predictor, room))
     if runs:
         chosen, binding = _choose(config, runs)
@@ -186,12 +183,11 @@ def plan_pretraining(
                 binding += f" or devices with {format_bytes(larger.peak_bytes)} of memory"
     else:
         needed = min(ways, key=lambda way: way.peak_bytes)
-        techniques = needed.step.techniques or "no technique"
         chosen = None
         binding = (
             f"memory binds: a device has {format_bytes(round(room))}; cheapest relaxation: "
             f"{format_bytes(needed.peak_bytes)}, for micro-batch {needed.micro_batch} with "
-            f"{techniques}"
+            f"{needed.step.techniques or 'no technique'}"
         )
     name = cluster.name if cluster is not None else "this machine"
     sizes = tuple(sorted({way.micro_batch for way in ways}))
@@ -259,20 +255,15 @@ class _Step:
         length_ns = self.at(0, micro_batch) - self.update_ns
         factor = np.where(passes, length_ns / (self.recorded[0] - self.update_ns), 1.0)
         fitted = PROVENANCES.index(Provenance.FITTED)
-        return replace_tasks(
-            graph,
-            duration_ns=graph.tasks.duration_ns * factor,
-            gap_ns=graph.tasks.gap_ns * factor,
-            provenance=np.where(passes, fitted, graph.tasks.provenance).astype(np.uint8),
-        )
+        provenance = np.where(passes, fitted, graph.tasks.provenance).astype(np.uint8)
+        times = {name: getattr(graph.tasks, name) * factor for name in ("duration_ns", "gap_ns")}
+        return replace_tasks(graph, provenance=provenance, **times)
 
     def error(self, micro_batch: int) -> float:
         """Return the half width of the time's interval, as a logarithm."""
         half = math.log(self.prediction.high / self.prediction.ratio)
-        if not self.curves or micro_batch == self.prediction.samples[1]:
-            return half
-        interval = self.curves[0].at(micro_batch)
-        return math.hypot(half, math.log(interval.high / interval.estimate))
+        intervals = [curve.at(micro_batch) for curve in self.curves[:1]]
+        return math.hypot(half, *(math.log(i.high / i.estimate) for i in intervals))
 
 
 def _steps(
@@ -297,15 +288,13 @@ def _steps(
         if not isinstance(here, Predicted):
             continue
         recorded, update_ns = _values(here, here_twice)
-        if not isinstance(resized, Predicted):
-            found.append(_Step(text, here, update_ns, recorded, fixed=resized.why_not))
-            continue
-        pairs = zip(recorded, _values(resized, resized_twice)[0], strict=True)
-        curves = tuple(
-            fit([Point(graph.samples, a, _SPREAD), Point(other, b, _SPREAD)], _SPREAD)
-            for a, b in pairs
-        )
-        found.append(_Step(text, here, update_ns, recorded, curves))
+        curves: tuple[Curve, ...] = ()
+        if isinstance(resized, Predicted):
+            curves = tuple(
+                fit([Point(graph.samples, a, _SPREAD), Point(other, b, _SPREAD)], _SPREAD)
+                for a, b in zip(recorded, _values(resized, resized_twice)[0], strict=True)
+            )
+        found.append(_Step(text, here, update_ns, recorded, curves, resized.why_not or ""))
     return found
 
 
@@ -313,17 +302,12 @@ def _values(single: Predicted, double: Any) -> tuple[tuple[float, float, float, 
     """Return `_Step.recorded` by steps of one and two micro-batches, and the update's time."""
     assert single.graph is not None
     tasks = single.graph.tasks
-    update = tasks.phase == StepPhase.OPTIMIZER
-    update_ns = float((tasks.duration_ns + tasks.gap_ns)[update].sum())
-    further_ns, peak = single.step_ns - update_ns, float(single.memory[1])
-    if not isinstance(double, Predicted):
-        return (single.step_ns, further_ns, peak, peak), update_ns
-    return (
-        single.step_ns,
-        double.step_ns - single.step_ns,
-        peak,
-        float(double.memory[1]),
-    ), update_ns
+    times_ns = (tasks.duration_ns + tasks.gap_ns)[tasks.phase == StepPhase.OPTIMIZER]
+    update_ns, peak = float(times_ns.sum()), single.memory[1]
+    further_ns, twice = single.step_ns - update_ns, peak
+    if isinstance(double, Predicted):
+        further_ns, twice = double.step_ns - single.step_ns, double.memory[1]
+    return (single.step_ns, further_ns, float(peak), float(twice)), update_ns
 
 
 @dataclass(frozen=True)
@@ -355,8 +339,7 @@ def _ways(
         for step in steps:
             recorded = step.prediction.samples[1]
             limit = min(config.micro_batch or math.inf, min(batches) // n, recorded * _MAX_GROWTH)
-            parts = [1 << k for k in range(batches[0].bit_length() + 1)]
-            sizes = {math.ceil(batches[0] / (n * part)) for part in parts}
+            sizes = {math.ceil(batches[0] / (n << k)) for k in range(batches[0].bit_length() + 1)}
             for size in sorted(sizes if step.curves else {recorded}):
                 if not 0 < size <= limit:
                     continue
@@ -393,43 +376,27 @@ def _runs(
         n, step, size = way.workers, way.step, way.micro_batch
         if way.peak_bytes > room or way.bound_ns >= best.get(n, math.inf):
             continue
-        links: list[tuple[str, Predicted | None]] = [("", None)]
+        predictions: Sequence[Any] = [None]
         if n > 1:
             texts = [f"ddp:{n}{wire}" for wire in _WIRES]
-            found = predictor(step.resized(size), texts, cluster=cluster)
-            links = [
-                (wire.lstrip("+"), p)
-                for wire, p in zip(_WIRES, found, strict=True)
-                if isinstance(p, Predicted)
-            ]
-        for wire, p in links:
-            alone_ns, further_ns = step.at(0, size), step.at(1, size)
-            step_ns = alone_ns if p is None else p.step_ns
-            total_ns = _total_ns(config, step_ns, further_ns, way.passes)
-            error = step.error(size)
-            if p is not None:
-                error = math.hypot(error, math.log(p.high / p.ratio))
-            # Replicas also hold buckets of gradients.
-            peak_bytes = way.peak_bytes + (0 if p is None else p.memory[1] - p.memory[0])
-            if peak_bytes > room:
+            predictions = predictor(step.resized(size), texts, cluster=cluster)
+        for wire, p in zip(_WIRES, predictions, strict=False):
+            step_ns, error, peak_bytes = step.at(0, size), step.error(size), way.peak_bytes
+            if isinstance(p, Predicted):
+                step_ns, error = p.step_ns, math.hypot(error, math.log(p.high / p.ratio))
+                # Replicas also hold buckets of gradients.
+                peak_bytes += p.memory[1] - p.memory[0]
+            if peak_bytes > room or isinstance(p, Refused):
                 continue
+            total_ns = _total_ns(config, step_ns, step.at(1, size), way.passes)
             hours = total_ns / _HOUR_NS
             best[n] = min(best.get(n, math.inf), total_ns)
             yield PretrainingRun(
-                step.techniques, wire, n, size, way.passes, hours, hours * math.exp(-error),
-                hours * math.exp(error), None if price is None else hours * n * price,
-                peak_bytes, min(way.bound_ns / total_ns, 1.0),
-                str((p or step.prediction).provenance),
+                step.techniques, wire.lstrip("+"), n, size, way.passes,
+                hours, hours * math.exp(-error), hours * math.exp(error),
+                None if price is None else hours * n * price, peak_bytes,
+                min(way.bound_ns / total_ns, 1.0), str((p or step.prediction).provenance),
             )  # fmt: skip
-
-
-def _memory_limit(config: PretrainingConfig, cluster: Cluster | None) -> float:
-    """Return the bytes of a device; infinity if unknown."""
-    if config.memory:
-        return parse_bytes(config.memory, "memory")
-    device = None if cluster is None else cluster.device
-    size = None if device is None else device.memory_bytes
-    return math.inf if size is None else size.value
 
 
 def _choose(
@@ -442,10 +409,9 @@ def _choose(
         return None, "the budget cannot be judged: set price_per_hour"
     costs = {run: run.dollars or 0.0 for run in runs}
     allowed = [run for run in runs if run.hours <= hours and costs[run] <= budget]
-    if allowed and math.isfinite(hours):
-        return min(allowed, key=lambda run: (costs[run], run.hours)), ""
     if allowed:
-        return min(allowed, key=lambda run: (run.hours, costs[run])), ""
+        order = 1 if math.isfinite(hours) else -1
+        return min(allowed, key=lambda run: (costs[run], run.hours)[::order]), ""
     reasons = []
     in_time = [run for run in runs if run.hours <= hours]
     if in_time:

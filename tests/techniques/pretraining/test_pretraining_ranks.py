@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.techniques.pretraining import write_shards
@@ -131,6 +132,13 @@ def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
         replace(config, phases=())
     with pytest.raises(InvalidArgumentError, match="budget: inf is not a finite number"):
         replace(config, budget=float("inf"))
+    (tmp_path / "other").mkdir()
+    torch.save({"model": {}}, tmp_path / "other" / "checkpoint.pt")
+    with pytest.raises(SlipstreamError, match="the checkpoint does not fit the model: Error"):
+        pretrain(replace(config, ranks=1, output=str(tmp_path / "other")), resume=True)
+    longer = (replace(config.phases[0], length=13),)
+    with pytest.raises(SlipstreamError, match="the model fails on a sequence of 13 tokens"):
+        pretrain(replace(config, phases=longer, ranks=1, output=str(tmp_path / "longer")))
     with pytest.raises(SlipstreamError, match="the workload is a script"):
         pretrain(replace(config, workload=f"{tmp_path}/work.py"))
     with pytest.raises(SlipstreamError, match="no corpus is named"):

@@ -104,5 +104,6 @@ def test_invalid_corpora_are_refused(corpus: ShardedTokens, tmp_path: Path) -> N
     with pytest.raises(InvalidArgumentError, match="fewer sequences than 3 shards"):
         write_shards([[5], [6]], tmp_path / "third", 3, VOCABULARY)
     batches = MaskedBatches(corpus, rows=101, length=10, mask_token=3)
-    with pytest.raises(CorpusError, match="more than the 10 positions"):
+    with pytest.raises(CorpusError, match="more than the 10 positions") as error:
         batches.batch(batches.numbers(0))
+    assert "corpus/shard-0000" in str(error.value)

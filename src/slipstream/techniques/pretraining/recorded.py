@@ -39,7 +39,7 @@ class Rows:
                 both, such as a width that happens to equal the number of tokens, is not of rows.
         """
         full = self.batch * self.length
-        others = other if len(other) == len(shape) else [None] * len(shape)
+        others: Sequence[Any] = other if len(other) == len(shape) else [None] * len(shape)
         sized = [a != b for a, b in zip(shape, others, strict=True)]
         for at, extent in enumerate(shape):
             if extent == full and sized[at]:
@@ -49,17 +49,10 @@ class Rows:
             return (1, *shape[1:at], self.rows, *shape[at + 1 :])
         return tuple(shape)
 
-    def spec(self, spec: TensorSpec, other: Any = None) -> TensorSpec:
-        """Return a tensor with the remaining rows, with dimensions in the same order in memory."""
-        shape = self.shape(spec.shape, other.shape if isinstance(other, TensorSpec) else ())
-        return spec if shape == spec.shape else spec.resized(shape)
-
     def call(self, call: Call, other: Call | None = None) -> Call:
         """Return a call on the remaining rows; `other` is the call at another number of samples."""
-        arguments, outputs = (other.arguments, other.outputs) if other else ((), ())
-        return Call(
-            call.op, self._each(call.arguments, arguments), self._each(call.outputs, outputs)
-        )
+        arguments = self._each(call.arguments, other and other.arguments)
+        return Call(call.op, arguments, self._each(call.outputs, other and other.outputs))
 
     def _each(self, values: Sequence[Any], others: Any) -> tuple[Any, ...]:
         if not isinstance(others, (list, tuple)) or len(others) != len(values):
@@ -68,7 +61,9 @@ class Rows:
 
     def _argument(self, value: Any, other: Any) -> Any:
         if isinstance(value, TensorSpec):
-            return self.spec(value, other)
+            # Dimensions keep their order in memory.
+            shape = self.shape(value.shape, other.shape if isinstance(other, TensorSpec) else ())
+            return value if shape == value.shape else value.resized(shape)
         if isinstance(value, (list, tuple)):
             if value and all(type(item) is int for item in value):
                 return self.shape(value, other or ())

@@ -98,6 +98,7 @@ class ShardedTokens:
 
     Attributes:
         vocabulary: number of tokens.
+        paths: files of the shards.
 
     Args:
         folder: see `write_shards`.
@@ -120,8 +121,8 @@ class ShardedTokens:
                 where=str(folder / _INDEX),
                 remedy="write it by slipstream.pretraining.write_shards",
             ) from error
-        self._paths = _paths(folder, len(checksums))
-        for k, (path, checksum) in enumerate(zip(self._paths, checksums, strict=True)):
+        self.paths = _paths(folder, len(checksums))
+        for k, (path, checksum) in enumerate(zip(self.paths, checksums, strict=True)):
             size = self._tokens[k] * self._dtype.itemsize + 8 * (self._counts[k] + 1)
             reason = None
             if not self._counts[k]:
@@ -137,7 +138,7 @@ class ShardedTokens:
         self._open()
 
     def _open(self) -> None:
-        self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
+        self._files = [os.open(path, os.O_RDONLY) for path in self.paths]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_files"}
@@ -211,12 +212,12 @@ class MaskedBatches:
         found = [self.corpus[number] for _, number in numbers]
         longest = max(map(len, found))
         if longest > self.length:
-            place = max(range(len(found)), key=lambda at: len(found[at]))
+            number = numbers[max(range(len(found)), key=lambda at: len(found[at]))][1]
             raise CorpusError(
-                f"sequence {numbers[place][1]} has {longest} tokens, more than the {self.length} "
-                "positions",
+                f"sequence {number} has {longest} tokens, more than the {self.length} "
+                "positions", where=str(self.corpus.paths[number % len(self.corpus.paths)]),
                 remedy="write the corpus with shorter sequences, or raise the length",
-            )
+            )  # fmt: skip
         ids = np.zeros((len(found), longest), np.int64)
         labels = np.full_like(ids, IGNORED)
         for row, (tokens, (epoch, number)) in enumerate(zip(found, numbers, strict=True)):

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NoReturn
 
 from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
@@ -289,14 +290,21 @@ class _Trainer:
         self.corpus = ShardedTokens(Path(config.corpus), rank, ranks)
         self.module, self.built = built.model, built
         _check_vocabulary(built.model, self.corpus.vocabulary)
+        self._check_length(max(phase.length for phase in config.phases))
         self.rates = [group["lr"] for group in built.optimizer.param_groups]
         self.losses: list[float] = []
         path = Path(config.output, _CHECKPOINT)
         if path.exists():
-            saved = torch.load(path, weights_only=True)
-            self.module.load_state_dict(saved["model"])
-            built.optimizer.load_state_dict(saved["optimizer"])
-            self.losses, self.rates = saved["losses"], saved["rates"]
+            try:
+                saved = torch.load(path, weights_only=True)
+                self.module.load_state_dict(saved["model"])
+                built.optimizer.load_state_dict(saved["optimizer"])
+                self.losses, self.rates = saved["losses"], saved["rates"]
+            except (RuntimeError, LookupError, ValueError, EOFError, UnpicklingError) as error:
+                raise SlipstreamError(
+                    f"the checkpoint does not fit the model: {str(error).splitlines()[0]}",
+                    where=str(path), remedy="continue with the workload that wrote it",
+                ) from error  # fmt: skip
         join(rank, ranks, f"{folder}/store", 60.0)
         built.model = DistributedDataParallel(built.model)
 
@@ -315,7 +323,7 @@ class _Trainer:
                 raise SlipstreamError(
                     f"{_MAX_BAD_LOSSES} losses in a row are not finite, up to update "
                     f"{len(self.losses) - 1}", where=config.workload,
-                    remedy="lower the learning rate, and continue from the checkpoint",
+                    remedy="lower the learning rate, and pass --resume",
                 )  # fmt: skip
         if self.rank == 0:
             saved = {
@@ -356,9 +364,7 @@ class _Trainer:
         built.optimizer.zero_grad()
         whole = torch.zeros(1, dtype=torch.float64)
         for place, (part, count) in enumerate(zip(parts, counts, strict=True), start=1):
-            labels = part["labels"]
-            inputs = part["input_ids"], part["attention_mask"]
-            built.batch = part if self.named else (inputs, labels)
+            self._set_batch(part)
             last = place == len(parts)
             with contextlib.nullcontext() if last else built.model.no_sync():
                 # DistributedDataParallel divides the sum of gradients by the ranks.
@@ -370,6 +376,29 @@ class _Trainer:
             self._set_rates(phase, number)
             built.optimizer.step()
         return float(whole)
+
+    def _set_batch(self, part: dict[str, Any]) -> None:
+        inputs = part["input_ids"], part["attention_mask"]
+        self.built.batch = part if self.named else (inputs, part["labels"])
+
+    def _check_length(self, length: int) -> None:
+        """Run the longest sequence of the phases, which may come late in the training."""
+        import torch
+
+        from slipstream.techniques.pretraining.hooks import IGNORED
+        from slipstream.workload.built import training_loss
+
+        ids = torch.full((1, length), self.config.special)
+        labels = torch.where(torch.arange(length) > 0, IGNORED, ids)
+        self._set_batch({"input_ids": ids, "attention_mask": ids * 0 + 1, "labels": labels})
+        try:
+            with torch.no_grad():
+                training_loss(self.built)
+        except (RuntimeError, IndexError) as error:
+            raise SlipstreamError(
+                f"the model fails on a sequence of {length} tokens: {error}",
+                where=self.config.workload, remedy="lower length in [[phases]] to its positions",
+            ) from error  # fmt: skip
 
     def _set_rates(self, phase: TrainingPhase, number: int) -> None:
         warm = min(1.0, (number + 1) / phase.warmup) if phase.warmup else 1.0
