@@ -8,6 +8,8 @@ import re
 import select
 import shutil
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -74,6 +76,19 @@ def interrupted(process: Any, number: signal.Signals = signal.SIGINT) -> None:
     assert process.returncode == 130
     assert stderr.splitlines()[-1].startswith(_GOODBYE)
     assert "Traceback" not in stderr
+
+
+def test_in_code_of_a_string(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("""\
+from slipstream.cli import _main
+def interrupt(arguments):
+    exec("raise KeyboardInterrupt")
+_main._command = interrupt
+_main.main()
+""")
+    command = [sys.executable, "-m", "program"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.split(";")[0]) == (130, _GOODBYE)
 
 
 def test_while_importing(slipstream: Any, project: Path, snapshot: Snapshot) -> None:

@@ -156,6 +156,9 @@ def _run() -> int:
         for number in _termination_signals():
             # A second signal while Python shuts down would change the exit code.
             signal.signal(number, signal.SIG_IGN)
+        # Python ends itself by SIGINT if a KeyboardInterrupt passed through code of a string, as in
+        # imports that define named tuples; running other such code clears that.
+        exec("")
         print("interrupted; your files were not changed", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
