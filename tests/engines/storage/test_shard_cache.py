@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -80,6 +83,48 @@ def test_reads_go_to_the_origin_if_the_fast_disk_fails(
     assert cache.read("train/shard-001") == bytes([1]) * 100
     cache.read("train/shard-001")
     assert cache.counts.hits == 1
+
+
+def test_a_killed_process_leaves_a_usable_folder(tmp_path: Path) -> None:
+    """What it was writing is removed; whole files are used."""
+    code = (
+        "import itertools, sys\n"
+        "from slipstream.engines.storage import ShardCache\n"
+        "cache = ShardCache(sys.argv[1], 20_000, lambda n: n.encode() * 500, policy='lru')\n"
+        "for n in itertools.count(): cache.read(f'{n % 40:02d}'), print(n, flush=True)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        while running.stdout.readline() != b"60\n":
+            pass
+        running.kill()
+    (tmp_path / ".99.cached.0123abcd").write_bytes(b"9")
+    cache = ShardCache(tmp_path, 20_000, lambda name: name.encode() * 500, policy="lru")
+    assert all(cache.read(name) == name.encode() * 500 for name in ("01", "99"))
+    assert {path.name.partition(".")[2] for path in tmp_path.iterdir()} == {"cached"}
+    held = [path for path in tmp_path.iterdir() if path.name != "99.cached"]
+    assert all(path.read_bytes() == path.name[:2].encode() * 500 for path in held)
+
+
+def test_training_continues_when_the_fast_disk_is_full(
+    tmp_path: Path, origin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing partly written remains, and workers get the right bytes."""
+
+    def fill(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = ShardCache(tmp_path / "fast", 10_000, origin)
+    dataset = CachedDataset(names(40), cache, lambda content: content[0])
+    loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context="fork")
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    got = [int(value) for batch in loader for value in batch]
+    assert got == [int(name[-3:]) for name in dataset.names]
+    assert list((tmp_path / "fast").iterdir()) == []
+    assert (cache.counts.hits, cache.counts.disk_errors > 0) == (0, True)
 
 
 def test_an_origin_that_fails_is_named_and_the_cache_still_serves(tmp_path: Path) -> None:

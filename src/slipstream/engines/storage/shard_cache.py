@@ -237,8 +237,10 @@ class ShardCache:
 
     def _adopt(self) -> None:
         """Take over the files that an earlier cache left, the least recently written first."""
-        for path in self._folder.glob(":*" + _SUFFIX):  # the name of a digest is unknown
-            path.unlink()
+        # The name of a digest is unknown, and a process that was killed leaves what it was writing.
+        for pattern in (":*" + _SUFFIX, f".*{_SUFFIX}.*"):
+            for path in self._folder.glob(pattern):
+                path.unlink(missing_ok=True)
         found = [(path.stat(), path) for path in self._folder.glob("*" + _SUFFIX)]
         for status, path in sorted(found, key=lambda entry: entry[0].st_mtime_ns):
             name = os.fsdecode(unquote_to_bytes(path.name.removesuffix(_SUFFIX)))
