@@ -44,6 +44,7 @@ def call_in_child(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     until: float = math.inf,
     report: Callable[[str], None] = lambda line: None,
+    keep: Callable[[Any], None] = lambda value: None,
     **arguments: Any,
 ) -> Any:
     """Call ``function(workload=..., keep_in=..., **arguments)`` in a fresh child.
@@ -51,6 +52,7 @@ def call_in_child(
     Args:
         function: ``module:name``, importable in the child.
         until: time of `time.monotonic` at which the child is killed.
+        keep: called with each value that the child passes to `send_to_keep`.
 
     Raises:
         WorkloadError: the user's code failed; names its file and line.
@@ -61,7 +63,9 @@ def call_in_child(
             function,
             timeout_s=timeout_s,
             until=until,
-            on_message=lambda message: report(str(message.get("say", ""))),
+            on_message=lambda message: (
+                keep(message["keep"]) if "keep" in message else report(str(message.get("say", "")))
+            ),
             workload=workload.to_json(),
             keep_in=str(keep_in),
             **arguments,
@@ -125,6 +129,11 @@ def workload_of(value: dict[str, Any]) -> Workload:
 
 def report_progress(line: str) -> None:
     channel().send({"say": line})
+
+
+def send_to_keep(value: Any) -> None:
+    """Send a part of the result, as JSON, which the parent has even if this process is killed."""
+    channel().send({"keep": value})
 
 
 def calls() -> Iterator[Message]:

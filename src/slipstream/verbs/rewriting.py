@@ -14,6 +14,7 @@ from slipstream.verbs.children import (
     call_in_child,
     report_progress,
     run_program,
+    send_to_keep,
 )
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -94,12 +95,13 @@ def find_rewrites(
     """
     from slipstream.techniques.rewrite.rules import RuleStore
 
+    store = RuleStore()
     recipe = workload if isinstance(workload, Workload) else Workload.parse(workload)
     answer = call_in_child(
         recipe, "slipstream.verbs.rewriting:search_in_child", threads=threads,
-        timeout_s=DEFAULT_TIMEOUT_S, report=report, max_ops=max_ops, budget_s=budget_s,
+        timeout_s=DEFAULT_TIMEOUT_S, report=report, keep=lambda result: store.save(*result),
+        max_ops=max_ops, budget_s=budget_s,
     )  # fmt: skip
-    RuleStore().save(answer["verdicts"])
     rules = tuple(FoundRule(*row) for row in answer["rules"])
     return Rewrites(recipe.name, rules, tuple(answer["reasons"]))
 
@@ -121,7 +123,7 @@ def _search(
     from slipstream.techniques.rewrite.tracing import TracingBackend
 
     built.need_model("synth rewrites")
-    store, left_s = RuleStore(), budget_s
+    store, left_s = RuleStore(report=lambda *result: send_to_keep(result)), budget_s
     rows: dict[str, list[Any]] = {}
 
     def search(module: Any) -> None:
@@ -153,8 +155,7 @@ def _search(
     backend = TracingBackend(search)
     put_compiled(built.model, backend=backend, dynamic=False)
     yield
-    found = {"rules": list(rows.values()), "verdicts": store.added}
-    return found | {"reasons": list(dict.fromkeys(backend.reasons))}
+    return {"rules": list(rows.values()), "reasons": list(dict.fromkeys(backend.reasons))}
 
 
 def _ratio(value: float) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sqlite3
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,13 +122,23 @@ def test_an_expression_survives_json_with_its_source() -> None:
 
 
 def test_a_damaged_rule_is_reported_with_its_file(tmp_path: Path) -> None:
-    store = RuleStore(tmp_path / "rules.json")
-    store.add(Rule(GELU, GELU, (), (_ROWS,)))
-    store.save([])
-    assert RuleStore(tmp_path / "rules.json").rules() == [Rule(GELU, GELU, (), (_ROWS,))]
-    (tmp_path / "rules.json").write_text("[[[1, 2], null]]")
-    with pytest.raises(SlipstreamError, match=r"rules\.json"):
-        RuleStore(tmp_path / "rules.json")
+    path = tmp_path / "rules.db"
+    rule = Rule(GELU, GELU, (), (_ROWS,))
+    for store in (RuleStore(path), RuleStore(path)):
+        store.add(rule)
+        store.add(replace(rule, replacement=SOFTMAX), "the value differs")
+        store.add_fruitless("pattern")
+    again = RuleStore(path)
+    assert again.rules() == [rule]
+    assert again.is_refuted(replace(rule, replacement=SOFTMAX))
+    assert again.is_fruitless("pattern")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE result SET value = '[[1, 2], null]'")
+    with pytest.raises(SlipstreamError, match=r"rules\.db"):
+        RuleStore(path)
+    path.write_text("[]" * 600)
+    with pytest.raises(SlipstreamError, match=r"rules\.db"):
+        RuleStore(path)
 
 
 class Clumsy(nn.Module):
@@ -163,7 +175,6 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuleStore:
     store = RuleStore()
     for pattern, replacement, rows in _RULES:
         store.add(Rule(pattern, _expression(replacement), rows, (_ROWS,), gains=(3.0, 2.0)))
-    store.save([])
     return store
 
 
@@ -177,7 +188,7 @@ def test_a_search_finds_rules_and_judges_them_by_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "gains", lambda pattern, replacement, specs: (1.5, 0.5))
-    store = RuleStore(tmp_path / "rules.json")
+    store = RuleStore(tmp_path / "rules.db")
 
     def search(traced: GraphModule) -> None:
         assert find_rules(trace_of(traced), store, max_ops=1, budget_s=60)
@@ -275,8 +286,7 @@ def test_apply_rewrites_a_workload_and_restores_one_that_differs(stored: RuleSto
     assert built.model._compiled_call_impl is not None
     torch._dynamo.reset()
     wrong = replace(stored.rules()[1], replacement=_expression(("relu", Ref(0))))
-    (tmp := RuleStore()).add(wrong)
-    tmp.save([])
+    RuleStore().add(wrong)
     with pytest.raises(WorkloadError, match="computes something else"):
         build(clumsy, Rewrite())
 

@@ -75,7 +75,7 @@ def _searched(make: Callable[[], Case]) -> _Search:
     torch.manual_seed(0)
     model, inputs = make()
     with tempfile.TemporaryDirectory() as folder:
-        store = RuleStore(Path(folder) / "rules.json")
+        store = RuleStore(Path(folder) / "rules.db", report=lambda key, value: None)
     result: list[_Search] = []
 
     def search(module: GraphModule) -> None:

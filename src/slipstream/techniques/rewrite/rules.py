@@ -1,7 +1,7 @@
 """Rules: patterns with their replacements, searched for in a model and stored for the next one.
 
 The store also has the replacements that a check refuted, so that none is offered again with the
-same version of torch.
+same version of torch, and the patterns whose search found nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from torch.fx import GraphModule
 from slipstream.capture import put_compiled
 from slipstream.durations.durations import cache_folder, machine_key
 from slipstream.errors import SlipstreamError
-from slipstream.files import read_bytes, write_text
 from slipstream.graph import TensorSpec
 from slipstream.graph.call import decode, encode
+from slipstream.sqlite import errors_in_words, open_database
 from slipstream.surgery import fx
 from slipstream.techniques.rewrite import regions
 from slipstream.techniques.rewrite.expression import Expression, is_view
@@ -39,6 +40,7 @@ _BUDGETS_S = (0.5, 2.0, 6.0, 10.0)
 _MAX_REFUTED = 3
 _MAX_CHECKS = 8
 _MIN_GAIN = 1.05
+_TABLES = ("CREATE TABLE result (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class Rule:
         ]  # fmt: skip
         return json.dumps([shapes, calls, self.pattern.constants, self.pattern.result.index])
 
+    @property
+    def key(self) -> str:
+        """The identity of the rule."""
+        return json.dumps([self.signature, self.replacement.key])
+
     def to_json(self) -> list[Any]:
         expressions = self.pattern.to_json(), self.replacement.to_json()
         return [*expressions, self.rows, encode(list(self.specs)), self.variant, self.gains]
@@ -95,37 +102,42 @@ class Rule:
 
 
 class RuleStore:
-    """Verdicts about replacements on this machine with this version of torch.
-
-    A workload's child process cannot write the file: it returns `added`, for its parent to `save`.
+    """Results of searches on this machine with this version of torch: a file that survives kill -9.
 
     Args:
-        path: a JSON file; in the folder of cached measurements by default.
-
-    Attributes:
-        added: JSON of the verdicts that are not in the file.
+        path: a database; in the folder of cached measurements by default.
+        report: called with the key and the value of each new result, for another process to
+            `save`; a workload's child process must not write the file. None to write it here.
 
     Raises:
         SlipstreamError: the file has a rule that is not one on operators of this torch.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path or cache_folder() / f"rewrites-{machine_key()}.json"
-        self._verdicts: dict[tuple[str, str], tuple[Rule, str | None]] = {}
-        self.added: list[Any] = []
+    def __init__(
+        self, path: Path | None = None, report: Callable[[str, Any], None] | None = None
+    ) -> None:
+        self._path = path or cache_folder() / f"rewrites-{machine_key()}.db"
+        self._report = report or self.save
+        self._verdicts: dict[str, tuple[Rule, str | None]] = {}
+        self._fruitless: set[str] = set()
         if not self._path.exists():
             return
+        with errors_in_words(self._path), closing(open_database(self._path, _TABLES)) as database:
+            rows = database.execute("SELECT key, value FROM result").fetchall()
         try:
-            for value, refuted in json.loads(read_bytes(self._path)):
-                self._insert(Rule.from_json(value), refuted)
+            for key, value in rows:
+                self._insert(key, json.loads(value))
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise SlipstreamError(
                 f"a stored rule cannot be read: {error}", where=str(self._path),
                 remedy="delete the file, and search again",
             ) from error  # fmt: skip
 
-    def _insert(self, rule: Rule, refuted: str | None) -> None:
-        self._verdicts[rule.signature, rule.replacement.key] = rule, refuted
+    def _insert(self, key: str, value: Any) -> None:
+        if value is None:
+            self._fruitless.add(key)
+        else:
+            self._verdicts[key] = Rule.from_json(value[0]), value[1]
 
     def rules(self) -> list[Rule]:
         """Return the accepted rules."""
@@ -133,21 +145,29 @@ class RuleStore:
 
     def is_refuted(self, rule: Rule) -> bool:
         """Whether a check refuted the replacement before."""
-        _, refuted = self._verdicts.get((rule.signature, rule.replacement.key), (rule, None))
-        return refuted is not None
+        return self._verdicts.get(rule.key, (rule, None))[1] is not None
+
+    def is_fruitless(self, key: str) -> bool:
+        """Whether a search found nothing before."""
+        return key in self._fruitless
 
     def add(self, rule: Rule, refuted: str | None = None) -> None:
         """Add a rule, or why its replacement was refuted."""
-        self._insert(rule, refuted)
-        self.added.append([rule.to_json(), refuted])
+        self._verdicts[rule.key] = rule, refuted
+        self._report(rule.key, [rule.to_json(), refuted])
 
-    def save(self, added: Sequence[Any]) -> None:
-        """Add the `added` verdicts of another process, and write the file."""
-        for value, refuted in added:
-            self._insert(Rule.from_json(value), refuted)
-        every = self._verdicts.values()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self._path, json.dumps([[r.to_json(), refuted] for r, refuted in every]))
+    def add_fruitless(self, key: str) -> None:
+        """Add a search that found nothing."""
+        self._fruitless.add(key)
+        self._report(key, None)
+
+    def save(self, key: str, value: Any) -> None:
+        """Write a result to the file, of this process or another's `report`."""
+        self._insert(key, value)
+        with errors_in_words(self._path), closing(open_database(self._path, _TABLES)) as database:
+            database.execute(
+                "INSERT OR REPLACE INTO result VALUES (?, ?)", (key, json.dumps(value))
+            )
 
 
 def _judged(rule: Rule, store: RuleStore) -> Rule | None:
@@ -193,10 +213,17 @@ def find_rules(
             inside = any(members <= c if effort == 1 else members & c for c in covered)
             if left_s <= 0 or inside:
                 continue
+            # A replacement that is slower here may be faster for other sizes.
+            sizes = [spec.shape for spec in unsolved.specs]
+            key = json.dumps([unsolved.signature, sizes, effort])
+            if store.is_fruitless(key):
+                continue
             rule = _search(unsolved, store, effort, min(_BUDGETS_S[effort - 1], left_s))
             if rule is not None:
                 found.append(rule)
                 covered.append(members)
+            elif left_s > _BUDGETS_S[effort - 1]:
+                store.add_fruitless(key)
     return found
 
 

@@ -121,7 +121,8 @@ class Rewrite(TechniqueSettings):
             )
         run = partial(model_output, built) if built.training else built.step
         before = outputs_of(built.model, run)
-        replaced, reasons = use_rules(built.model, RuleStore(), built.training)
+        store = RuleStore(report=lambda key, value: None)
+        replaced, reasons = use_rules(built.model, store, built.training)
         try:
             wrong = difference(before, outputs_of(built.model, run))
         except Exception as error:
