@@ -414,6 +414,33 @@ def test_recording_follows_forks_and_keeps_the_status(
     assert "program.txt 3" in dict(trace.context_texts[trace.contexts[-1]])["process"]
 
 
+THREADS = """
+import mmap, sys, threading
+sys.setswitchinterval(1e-6)
+def work():
+    for number in range(500):
+        open(f"{number % 9}.bin", "rb").close()
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+with open("0.bin", "rb") as file:
+    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).close()
+"""
+
+
+def test_recording_loses_nothing_of_threads_and_counts_memory_maps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(9):
+        Path(f"{number}.bin").write_bytes(b"x")
+    trace, _ = record_trace([sys.executable, "-c", THREADS])
+    assert sum(trace.names[item].endswith(".bin") for item in trace.objects) == 4001
+    assert trace.notes == {"memory maps, whose reads are not recorded": 1}
+
+
 def test_recording_refuses_what_it_cannot_see() -> None:
     with pytest.raises(UsageError, match="empty"):
         record_trace([])

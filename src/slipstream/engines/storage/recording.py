@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +27,8 @@ def record_trace(command: Sequence[str]) -> tuple[AccessTrace, int]:
 
     Every opening for reading is a read of the whole file; see `BLIND_SPOTS`. The context has the
     command line of the process. Files that are gone after the run are omitted, but for their
-    deletion. Events that could not be recorded are counted in the notes. An interrupted program
-    gives the trace until then.
+    deletion. Events that could not be recorded, and memory maps, are counted in the notes. An
+    interrupted program gives the trace until then.
 
     Raises:
         UsageError: the command is empty or does not exist.
@@ -69,7 +70,8 @@ def _trace(files: Sequence[Path]) -> AccessTrace:
     """Return the trace in the logs of the hook; sizes are those after the run."""
     events: list[tuple[int, int, str, str]] = []
     sizes: dict[str, int] = {}
-    lost, process = 0, ""
+    notes: Counter[str] = Counter()
+    process = ""
     for file in files:
         content = file.read_bytes().rstrip(b"\0").decode("utf-8", "surrogateescape")
         for line in content.split("\n"):
@@ -84,14 +86,16 @@ def _trace(files: Sequence[Path]) -> AccessTrace:
                 # Python also opens folders, pipes and files that do not exist.
                 if sizes[path] >= 0 or kind == "D":
                     events.append((int(time), OPS.index(_OPS[kind]), path, process))
+            elif line == "M":
+                notes["memory maps, whose reads are not recorded"] += 1
             elif line:
-                lost += 1
+                notes["lost events"] += 1
     events.sort(key=lambda event: event[0])
     times, ops, paths, processes = zip(*events, strict=True) if events else ((), (), (), ())
     return AccessTrace.of(
         paths, [max(sizes[path], 0) for path in paths], time_ns=times, ops=ops,
         contexts=[{"process": text} for text in processes],
-        notes={"lost events": lost} if lost else {},
+        notes=notes,
     )  # fmt: skip
 
 

@@ -8,10 +8,12 @@ import importlib
 import mmap
 import os
 import sys
+import threading
 import time
 
 _OUTPUT = os.environ.get("SLIPSTREAM_STORAGE_RECORD", "")
 _CODE = (".py", ".pyc", ".so", ".pth")
+_EVENTS = frozenset({"open", "os.remove", "mmap.__new__"})
 _CHUNK = 1 << 20
 _WRITES = os.O_WRONLY | os.O_RDWR
 
@@ -22,26 +24,28 @@ class _Log:
     chunks = 0
 
     def start(self) -> None:
-        """Begin the files of a new process."""
+        """Begin the files of a new process; another thread may hold the lock of its parent."""
+        self.lock = threading.RLock()
         self.name = f"{_OUTPUT}.{os.getpid()}-{time.time_ns()}"
         self.extend()
         self.write(f"P\t{_escaped(' '.join(sys.orig_argv[:8]))}\n")
 
     def extend(self) -> None:
-        file = os.open(f"{self.name}.{self.chunks:06d}", os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(file, _CHUNK)
-        self.map, self.at = mmap.mmap(file, _CHUNK), 0
-        os.close(file)
+        self.file = os.open(f"{self.name}.{self.chunks:06d}", os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self.file, _CHUNK)
+        self.map, self.at = mmap.mmap(self.file, _CHUNK), 0
+        os.close(self.file)
+        self.file = -1
         self.chunks += 1
 
     def write(self, line: str) -> None:
         data = line.encode("utf-8", "surrogateescape")
-        end = self.at + len(data)
-        if end > _CHUNK:
-            self.extend()
-            end = len(data)
-        self.map[self.at : end] = data
-        self.at = end
+        with self.lock:
+            if self.at + len(data) > _CHUNK:
+                self.extend()
+            # Reserved first: a signal handler or finalizer may write in between.
+            begin, self.at = self.at, self.at + len(data)
+            self.map[begin : begin + len(data)] = data
 
 
 def _start() -> None:
@@ -51,10 +55,12 @@ def _start() -> None:
     now, folder = time.time_ns, os.getcwd() + "/"
 
     def hook(event: str, args: tuple[object, ...]) -> None:
-        if event != "open" and event != "os.remove":
+        if event not in _EVENTS:
             return
         path = args[0]
         if isinstance(path, int):
+            if event == "mmap.__new__" and path not in (-1, log.file):
+                log.write("M\n")
             return
         try:
             text = path if isinstance(path, str) else os.fsdecode(path)  # type: ignore[arg-type]
