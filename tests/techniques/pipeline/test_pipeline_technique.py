@@ -94,7 +94,7 @@ def test_numerics_follow_the_schedule() -> None:
     assert Pipeline(4, 4, "1f1b").quality().kind is QualityKind.ROUNDING
     assert Pipeline(4, 4, "async").quality().kind is QualityKind.NEEDS_TRAINING
     assert "is 0.22x the synchronous one" in Pipeline(4, 1, "async").quality().advice
-    assert "fewer than 1500 updates" in Pipeline(16, 1, "pipedream").quality().advice
+    assert "fewer than 2250 updates" in Pipeline(16, 1, "pipedream").quality().advice
     assert Pipeline().quality(graph_of("conv")).kind is QualityKind.NEEDS_TRAINING
     assert Pipeline().quality(graph_of("mlp")).kind is QualityKind.ROUNDING
 
@@ -145,7 +145,7 @@ def test_stable_rates_are_those_of_the_largest_eigenvalue_of_the_hessian() -> No
     assert found.delays == (2, 1, 0)
     expected = [ss.pipeline.largest_stable_rate(delay, curvature) for delay in (2, 1, 0)]
     assert found.rates == pytest.approx(expected, rel=1e-3)
-    assert found.stay_synchronous(199)
-    assert not found.stay_synchronous(200)
+    assert found.stay_synchronous(299)
+    assert not found.stay_synchronous(300)
     with pytest.raises(WorkloadError, match="curvature of Linear cannot be computed"):
         ss.pipeline.stable_rates(model.requires_grad_(False), (x, y), nn.functional.mse_loss, order)

@@ -28,7 +28,7 @@ _TOLERANCE = 1e-9
 _POWER_ITERATIONS = 20
 # Simulated runs on Fashion-MNIST with fewer updates than this, for each update of delay, ended more
 # than 3 points below synchronous ones, at any learning rate.
-_UPDATES_PER_DELAY = 100
+_UPDATES_PER_DELAY = 150
 
 
 @dataclass(frozen=True)
