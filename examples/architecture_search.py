@@ -84,6 +84,7 @@ if __name__ == "__main__":
     whole = network()
     train(whole, epochs=8)
     small = make_smaller(copy.deepcopy(whole), {"latency": "<= 0.5x"})
+    train(whole, epochs=8)  # as many as the smaller one had
     x, models = images[TEST][:64], {"whole": whole, "small": small}
     with torch.inference_mode():
         proof = ss.measure.compare(
