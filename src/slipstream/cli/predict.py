@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipstream.cli import _options as options
-from slipstream.cli._output import emit, note, progress
+from slipstream.cli._output import emit, need_place, note, progress
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ def command(
             help="Write the predicted step for ui.perfetto.dev, or several to FILE-1, ...",
         ),
     ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the plans that a technique chose from, such as burst, to an SVG file.",
+        ),
+    ] = None,
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
@@ -64,7 +71,9 @@ def command(
 
         slipstream predict run.slipgraph --hw tensordash
     """
+    from slipstream.files import write_text
     from slipstream.mlperf.serving.threads import thread_costs
+    from slipstream.report.plans import plans_svg
     from slipstream.verbs.goals import met_note, parse_goals, parse_rate
     from slipstream.verbs.history import history
     from slipstream.verbs.predicting import predict
@@ -74,7 +83,7 @@ def command(
 
     if hw is not None:
         excluded = {"goal": goal, "rate": rate, "cluster": cluster, "timeline": timeline,
-                    "store": store}  # fmt: skip
+                    "svg": svg, "store": store}  # fmt: skip
         if present := [f"--{name}" for name, value in excluded.items() if value]:
             raise UsageError(
                 f"--hw excludes {', '.join(present)}", remedy=f"leave out {present[0]}, or --hw"
@@ -86,6 +95,8 @@ def command(
             "--technique is missing",
             remedy="for example --technique amp:bf16, or run slipstream advise to try all",
         )
+    if svg is not None:
+        need_place(svg, ".svg", option="--svg")
     needs = options.needs_of(technique)
     goals = parse_goals(goal or (), rate)
     where = options.cluster_of(cluster, cluster_sizes)
@@ -121,6 +132,9 @@ def command(
         for p, row in zip(predictions, payload, strict=True):
             row["serving"] = by_name.get(p.technique)
     emit(tables, payload, as_json=as_json)
+    if svg is not None:
+        drawn = plans_svg([p.graph for p in predictions if p.graph is not None])
+        write_text(svg, drawn, "the image")
 
 
 def _on_accelerator(

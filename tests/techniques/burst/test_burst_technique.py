@@ -12,6 +12,7 @@ from known_durations import context_for, timed_by_bytes
 from slipstream.cluster import Cluster
 from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
 from slipstream.graph import Graph, Kind, StepPhase, replay
+from slipstream.report.plans import plans_svg
 from slipstream.technique import parse, refusal
 from slipstream.techniques.burst.technique import Burst
 from slipstream.verbs.predicting import predict
@@ -129,6 +130,15 @@ def test_predict_reports_what_bursts_send(graph: Graph) -> None:
     assert after.shared.workers == 2
     assert after.shared.sent_bytes > 0
     assert "do not divide among 3 devices" in str(refused.why_not)
+
+
+def test_compared_plans_are_drawn_with_their_limits(graph: Graph) -> None:
+    front = Burst(4).candidates(graph, context(FAST))
+    limit_ms = front[-1].device_ns / 1e6 + 1.0
+    drawn = plans_svg([graph, shared(graph, FAST, f"burst:4,device_ms={limit_ms}")])
+    assert (drawn.count("<circle"), drawn.count(">limit ")) == (len(front), 1)
+    with pytest.raises(UsageError, match="applies here compared plans"):
+        plans_svg([shared(graph, FAST, "burst:4,plan=4/1@6")])
 
 
 def test_a_plan_is_a_placement_of_nested_devices(graph: Graph) -> None:

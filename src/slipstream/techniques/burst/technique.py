@@ -146,7 +146,8 @@ class Burst(Spreads):
         self.group(cluster)
         steps, found = self._steps(graph, context), _layers(graph)
         layers = self._costs(graph, cluster, steps)
-        chosen = self._chosen(graph, layers, list(steps))
+        limits = self._planner_limits(graph, layers)
+        chosen = self._chosen(layers, list(steps), limits)
         parts = [(devices, found.get(chosen.layers[first])) for devices, first in chosen.bursts]
         where = cut(graph, [boundary.module for _, boundary in parts if boundary is not None])
         resized = _resized(graph, where, [steps[devices] for devices, _ in parts])
@@ -164,7 +165,15 @@ class Burst(Spreads):
             layers, list(steps), amplification=self.amplification
         )  # fmt: skip
         edited = edit.apply(f"plan={chosen.spec}", _note(chosen, front))
-        return replace(edited, meta={**graph.meta, "workers": max(chosen.devices)})
+        meta = {**graph.meta, "workers": max(chosen.devices)}
+        if front:
+            meta["plans"] = {
+                "chosen": chosen.spec,
+                "plans": [[each.spec, each.time_ns, each.device_ns] for each in front],
+                **{name: limits[name] if limits[name] < math.inf else None
+                   for name in ("deadline_ns", "device_ns")},
+            }  # fmt: skip
+        return replace(edited, meta=meta)
 
     def candidates(self, graph: Graph, context: Context) -> list[BurstPlan]:
         """Return the plans that no other plan dominates in time and device time, fastest first."""
@@ -197,7 +206,15 @@ class Burst(Spreads):
         outputs = [*(boundary.spec(graph).nbytes for boundary in found.values()), 0]
         return burst_layers(cluster, list(steps), ["", *found], times, nbytes, outputs)
 
-    def _chosen(self, graph: Graph, layers: Sequence[BurstLayer], options: list[int]) -> BurstPlan:
+    def _planner_limits(self, graph: Graph, layers: Sequence[BurstLayer]) -> dict[str, float]:
+        """Return the limits, with the deadline of the layers instead of the step."""
+        # The times of layers exclude the update and what precedes the forward pass.
+        shared_ns = replay(graph).step_ns - sum(float(layer.work_ns[0]) for layer in layers)
+        return self.limits | {"deadline_ns": self.limits["deadline_ns"] - shared_ns}
+
+    def _chosen(
+        self, layers: Sequence[BurstLayer], options: list[int], limits: dict[str, float]
+    ) -> BurstPlan:
         if self.plan:
             counts = planner.spread(self.bursts, [layer.name for layer in layers])
             layers = [
@@ -205,15 +222,12 @@ class Burst(Spreads):
                 for layer, g in zip(layers, counts, strict=True)
             ]
             return planner.plan(layers, options)
-        # The times of layers exclude the update and what precedes the forward pass.
-        shared_ns = replay(graph).step_ns - sum(float(layer.work_ns[0]) for layer in layers)
-        limits = self.limits
-        limits["deadline_ns"] -= shared_ns
         try:
             return planner.plan(layers, options, **limits)
         except InvalidArgumentError as error:
             what = error.what.removeprefix(f"{error.argument}: ")
             if error.argument == "deadline_ns":
+                shared_ns = self.limits["deadline_ns"] - limits["deadline_ns"]
                 what += f", next to {format_duration(shared_ns)} for the rest of the step"
             setting = f"burst:{error.argument.replace('_ns', '_ms')}"
             raise InvalidArgumentError(setting, what, remedy=error.remedy) from error
