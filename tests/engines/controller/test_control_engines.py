@@ -40,9 +40,7 @@ def engine(
     try:
         engine_by_name(request.param).stop()
     except MissingExtraError as error:
-        if request.param == "ray":
-            require("ray", False, error.what)
-        pytest.skip(error.what)
+        require(request.param, False, error.what)
     return str(request.param)
 
 
@@ -92,7 +90,7 @@ def test_a_member_that_cannot_start_is_named(forked: None) -> None:
 
 
 class Slow(Engine):
-    """Its actors run once they are awaited, except for host 2."""
+    """An engine whose actors run once they are awaited, except on host 2."""
 
     def _spawn(self, host: int) -> list[int]:
         return [host]
