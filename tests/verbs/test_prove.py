@@ -96,6 +96,21 @@ def test_techniques_are_loaded_before_memory_at_rest_is_read(
     assert order == ["techniques", "VmRSS", "workload"]
 
 
+def test_a_turn_of_a_loader_with_workers_has_a_batch_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It skips the batches that they fetched during turns of other sides."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(sides, "channel", lambda: SimpleNamespace(send=sent.append))
+    monkeypatch.setattr(sides, "calls", lambda: iter([{"arguments": {}}]))
+    monkeypatch.setattr(sides.multiprocessing, "active_children", lambda: ["worker", "worker"])
+    monkeypatch.setattr(
+        sides, "run_program", lambda *arguments, **_: list(arguments[2](build("mlp")))
+    )
+    assert len(sides.serve_steps({}, "", 0)) == 1 + 2 * 2 + 2 * 2
+    assert sent[-1]["result"]["wall"] > 0
+
+
 def test_losses_match_a_training_loop() -> None:
     model, (inputs, targets), loss, optimizer = parts("mlp")
     by_hand = []

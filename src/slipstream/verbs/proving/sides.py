@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ _QUALITY_S = 3.0
 _SHORT_S = 0.1
 # Longer steps are not run two more times to measure their tensor memory.
 _MAX_WATCHED_S = 20.0
+# Batches that a DataLoader prefetches per worker, by default.
+_PREFETCHED = 2
 _ONE_STEP = "slipstream.verbs.proving.sides:one_step"
 
 
@@ -277,6 +280,10 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
                 # Another arm filled the caches since this arm's last turn, so warm them with a
                 # step; long steps do not need it.
                 yield
+            workers = len(multiprocessing.active_children())
+            for _ in range(_PREFETCHED * workers):
+                # What a loader's workers fetched during other arms' turns must not be measured.
+                yield
             if place is not None:
                 place.synchronise()
                 place.forget_peak()
@@ -284,10 +291,14 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
                 reset_peak()
             delay_before = delay.read()
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
-            yield
+            # Workers deliver one batch each at about the same time.
+            steps = max(2 * workers, 1)
+            for _ in range(steps):
+                yield
             if place is not None:
                 place.synchronise()
-            cpu_ns, wall_ns = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
+            cpu_ns = (time.process_time_ns() - cpu) / steps
+            wall_ns = (time.perf_counter_ns() - wall) / steps
             step_s = wall_ns / 1e9
             if place is not None:
                 # The host's CPU time does not measure a step on its device.
@@ -295,7 +306,7 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
             sample = {"wall": wall_ns * share, "cpu": cpu_ns * share}
             waited_ns = delay_between(delay_before, delay.read())
             if waited_ns is not None:
-                sample[RUN_DELAY] = waited_ns * share
+                sample[RUN_DELAY] = waited_ns / steps * share
             if can_reset:
                 sample["peak_memory"] = max(1, read_status_bytes("VmHWM") - resting)
             return sample
