@@ -395,6 +395,33 @@ def test_a_model_called_before_training_does_not_count_as_a_step(drive_forked: R
     assert drive_forked(text, look).result["optimizer"] == "SGD"
 
 
+@pytest.mark.parametrize("reads", ["print(os.environ['LOCAL_RANK'])", ""])
+def test_a_script_for_torchrun_runs_as_its_only_rank(
+    drive_forked: Run, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def count(built: BuiltWorkload) -> Generator[None, Any, str]:
+        whole = 0
+        while whole < 20:  # in several runs of the script
+            try:
+                yield
+                whole += 1
+            except ScriptRestarted:
+                pass
+        return type(built.model).__name__
+
+    text = script(f"""
+import os
+{reads}
+torch.distributed.init_process_group("gloo")
+train(nn.parallel.DistributedDataParallel(model), optimizer, 10)
+""")
+    found = drive_forked(text, count, repeats=True)
+    assert found.result == "DistributedDataParallel", found.what
+
+
 def test_an_error_of_the_script_names_its_line(drive_forked: Run) -> None:
     outcome = drive_forked("x = 1\nraise ValueError('bad data')\n", look)
     assert "ValueError: bad data" in outcome.what

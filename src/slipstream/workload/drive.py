@@ -27,7 +27,7 @@ from slipstream.workload.lines import UserLines, project_root
 from slipstream.workload.packages import import_place
 from slipstream.workload.providers import build_from_providers, family_of
 from slipstream.workload.recipe import Workload
-from slipstream.workload.script import ARGPARSE, run_script
+from slipstream.workload.script import ARGPARSE, leave_process_group, run_script
 
 T = TypeVar("T")
 Program = Callable[[BuiltWorkload], Generator[None, Any, T]]
@@ -111,7 +111,7 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
     """Build the workload of the user's function; return it with the function's location."""
     import torch
 
-    _leave_process_group()
+    leave_process_group()
     path = workload.path.resolve()
     folder, package = import_place(path)
     # First, as with `python file.py`, so that its imports work.
@@ -168,14 +168,6 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
     built = build_from(result, workload.techniques, seed, workload.name, where)
     built.lines = lines
     return built, where
-
-
-def _leave_process_group() -> None:
-    """Let the user's code join a process group again, since every seed builds the workload."""
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _check_arguments(function: Any, workload: Workload, where: str) -> None:

@@ -54,6 +54,12 @@ _INFERS = re.compile(r"\b(inference_mode|no_grad)\b")
 _TRAINS = re.compile(r"\b(backward|fit|optim\w*|[Tt]rain\w*)\b")
 # Exit status of argparse for wrong arguments.
 ARGPARSE = 2
+# Environment of ``torchrun --nproc-per-node 1``. Several processes run the script at a time: port 0
+# is a free one.
+_ONE_RANK = {
+    "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+}  # fmt: skip
 _SHOWN_BYTES, _SHOWN_LINES, _SHOWN_FUNCTIONS = 4096, 5, 3
 _WORKED_S = 0.5
 
@@ -416,6 +422,9 @@ def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> Sy
     import torch
 
     torch.manual_seed(seed)
+    leave_process_group()
+    if os.environ.get("WORLD_SIZE") == "1":
+        os.environ["MASTER_PORT"] = _ONE_RANK["MASTER_PORT"]
     sys.argv = [str(path), *workload.script_arguments]
     try:
         _, package = import_place(path)
@@ -426,12 +435,32 @@ def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> Sy
     except SystemExit as exit_:
         return exit_
     except Exception as error:
+        if _needs_launcher(error):
+            os.environ.update(_ONE_RANK)
+            return _run(workload, path, content, seed)
         remedy = _remedy(error, workload)
         if remedy is None:
             raise
         described = describe_error(error)
         raise WorkloadError(described["what"], where=described["where"], remedy=remedy) from error
     return None
+
+
+def leave_process_group() -> None:
+    """Let the user's code join a process group again: it may run several times."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _needs_launcher(error: Exception) -> bool:
+    """Whether an error is due to a variable of `_ONE_RANK` that is not set."""
+    message = str(error)
+    named = isinstance(error, KeyError) or "environment variable" in message
+    return named and any(
+        name not in os.environ and name in re.findall(r"\w+", message) for name in _ONE_RANK
+    )
 
 
 def edit_script(workload: Workload, techniques: Iterable[Applicable]) -> bytes | None:
