@@ -177,14 +177,14 @@ class AccessPredictor:
         if np.count_nonzero(varies & ~seen.censored[late]) < _MIN_SCORES:
             return None
         score = ((np.log(seen.value[late]) - mean[of_value]) / sd[of_value])[varies]
-        # Kaplan-Meier: values that have not ended count as long as they are known to last.
+        # Kaplan-Meier: values that have not ended count as far as they are observed.
         order = np.argsort(score)
         ended = ~seen.censored[late][varies][order]
         above = np.cumprod(1 - ended / np.arange(score.size, 0, -1))
         at = np.searchsorted(1 - above, _SHARES)
         normal = np.array([NormalDist().inv_cdf(share) for share in _SHARES])
-        known = score[order][np.minimum(at, score.size - 1)]
-        return np.asarray(np.where(at < score.size, known, np.maximum(known, normal)))
+        observed = score[order][np.minimum(at, score.size - 1)]
+        return np.asarray(np.where(at < score.size, observed, np.maximum(observed, normal)))
 
     def fit_observations(
         self,
