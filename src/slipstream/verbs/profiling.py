@@ -217,6 +217,12 @@ def _recorded(graph: Graph) -> list[str]:
         )
     if note := loop_note(graph):
         notes.append(note)
+    if reads := meta.get("reads"):
+        notes.append(
+            f"loading a batch waits {format_duration(reads['waiting_ns'])} for "
+            f"{reads['per_batch']:.3g} files, "
+            + (f"in {reads['workers']} workers" if reads["workers"] else "in the step's process")
+        )
     if already := _already(meta):
         notes.append(f"already in use: {already}")
     if meta.get("unaligned_share"):

@@ -21,7 +21,8 @@ from slipstream.engines.storage.technique import CachedFiles
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph, replace_tasks, replay
 from slipstream.technique import Context, parse
-from slipstream.verbs.profiling import profile
+from slipstream.verbs.explaining.explain import explain
+from slipstream.verbs.profiling import profile, summary
 from slipstream.workload import Workload
 
 
@@ -86,6 +87,9 @@ def test_file_reads_are_tasks_of_the_loaders_process(graph: Graph) -> None:
     assert graph.tasks.duration_ns[reading(graph)].sum() >= 7e6
     assert replay(graph).step_ns >= 8e6 / max(workers, 1) * 0.9
     assert CachedFiles().why_not(graph) is None
+    place = "in 2 workers" if workers else "in the step's process"
+    assert any(f"for 4 files, {place}" in note for note in summary(graph).notes)
+    assert "file reads" in str(explain(graph))
 
 
 def test_a_step_that_waits_for_no_file_is_refused(graph: Graph) -> None:
