@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -104,6 +105,29 @@ def test_tiles_give_the_numbers_of_one_process(tiles: tuple[int, int]) -> None:
                 torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-6)
 
 
+def replicated(rank: int) -> list[torch.Tensor | None]:
+    """Return gradients of two replicas with two tiles each."""
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    torch.manual_seed(0)
+    model = NETS["3x3"]()
+    partition(model, images(), 2, 1, groups[rank // 2])
+    replica = DistributedDataParallel(model)
+    replica(images() + rank // 2).square().sum().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_replicas_of_tiles_give_the_mean_gradients_of_whole_images() -> None:
+    expected = []
+    for replica in range(2):
+        torch.manual_seed(0)
+        model = NETS["3x3"]()
+        model(images() + replica).square().sum().backward()
+        expected.append([p.grad for p in model.parameters()])
+    for gradients in run_ranks(4, replicated):
+        for ours, first, second in zip(gradients, *expected, strict=True):
+            torch.testing.assert_close(ours, (first + second) / 2, rtol=1e-4, atol=1e-4)
+
+
 def sent(kernel: int, stride: int, tiles: tuple[int, int], rank: int) -> tuple[int, int]:
     """Return bytes sent in the forward pass, and in the backward pass."""
     torch.manual_seed(0)
@@ -113,10 +137,16 @@ def sent(kernel: int, stride: int, tiles: tuple[int, int], rank: int) -> tuple[i
     rows, columns = layer.tiles.own(x.shape[-2:])
     wire = process_group(None).wire
     began = wire.payload_bytes
-    part = layer.on_tile(x[..., rows, columns], (HEIGHT, WIDTH))
+    tile, size = x[..., rows, columns], (HEIGHT, WIDTH)
+    part = layer.on_tile(tile, size)
     middle = wire.payload_bytes
+    extended, padding = layer.tiles.extend(tile.detach(), size, layer.windows(), 0.0)
+    # Convolutions would copy another layout, and pad an axis of one tile themselves.
+    assert extended.is_contiguous()
+    assert padding == [0, 0 if tiles[1] > 1 else kernel // 2]
+    returned = wire.payload_bytes
     part.sum().backward()
-    return middle - began, wire.payload_bytes - middle
+    return middle - began, wire.payload_bytes - returned
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (7, 2), (5, 1)])

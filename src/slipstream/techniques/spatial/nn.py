@@ -82,9 +82,9 @@ class TiledConv2d(_Tiled, nn.Conv2d):
     """``nn.Conv2d`` on tiles, [n, c, h, w], whose halo comes from neighbouring ranks."""
 
     def on_tile(self, x: torch.Tensor, size: Size) -> torch.Tensor:
-        x = self.tiles.extend(x, size, self.windows(), 0.0)
+        x, padding = self.tiles.extend(x, size, self.windows(), 0.0)
         return functional.conv2d(
-            x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups
+            x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
         )
 
 
@@ -92,17 +92,17 @@ class TiledMaxPool2d(_Tiled, nn.MaxPool2d):
     """``nn.MaxPool2d`` on tiles."""
 
     def on_tile(self, x: torch.Tensor, size: Size) -> torch.Tensor:
-        x = self.tiles.extend(x, size, self.windows(), float("-inf"))
-        return functional.max_pool2d(x, self.kernel_size, self.stride, 0, self.dilation)
+        x, padding = self.tiles.extend(x, size, self.windows(), float("-inf"))
+        return functional.max_pool2d(x, self.kernel_size, self.stride, padding, self.dilation)
 
 
 class TiledAvgPool2d(_Tiled, nn.AvgPool2d):
     """``nn.AvgPool2d`` on tiles; padding counts."""
 
     def on_tile(self, x: torch.Tensor, size: Size) -> torch.Tensor:
-        x = self.tiles.extend(x, size, self.windows(), 0.0)
+        x, padding = self.tiles.extend(x, size, self.windows(), 0.0)
         return functional.avg_pool2d(
-            x, self.kernel_size, self.stride, 0, divisor_override=self.divisor_override
+            x, self.kernel_size, self.stride, padding, divisor_override=self.divisor_override
         )
 
 

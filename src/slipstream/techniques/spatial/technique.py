@@ -18,7 +18,7 @@ from slipstream.durations import CallChanges, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, insert_exchange
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
-from slipstream.techniques.distributed.ddp import DDP
+from slipstream.techniques.distributed.ddp import DDP, copying, put_copy
 from slipstream.techniques.distributed.replicas import (
     ON_REPLICAS,
     REPLICAS,
@@ -116,9 +116,10 @@ class Spatial(Spreads):
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Any]:
-        """Return operators on tiles, and the copies of gradients into buckets."""
+        """Return operators on tiles, copies into extended tiles, and of gradients into buckets."""
         changed = required_timings(graph, self._changes(graph))
-        return [*changed, *DDP(self.workers).required_timings(graph)]
+        copies = [copying(self._extended(site)) for site in _sites(graph)]
+        return [*changed, *copies, *DDP(self.workers).required_timings(graph)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Resize operators to tiles; insert halos, statistics and the average of gradients."""
@@ -128,7 +129,14 @@ class Spatial(Spreads):
         edit, changes = Editor(graph, str(self)), self._changes(graph)
         rescale(edit, graph, changes, context.durations)
         mesh = Mesh(np.arange(self.workers).reshape(self.grid), _AXES)
-        halos = sum(self._exchange(edit, cluster, mesh, site) for site in _sites(graph))
+        halos = 0
+        for site in _sites(graph):
+            halos += (count := self._exchange(edit, cluster, mesh, site))
+            if count:
+                put_copy(
+                    edit, context, self._extended(site), site.task, "of tile and halo",
+                    before=not site.backward,
+                )  # fmt: skip
         put_statistics(edit, graph, cluster, Group.of(whole.members))
         if len(graph.memory):
             self._shrink(edit, graph, changes)
@@ -176,6 +184,14 @@ class Spatial(Spreads):
         if done:
             edit.connect(ready, site.task + site.backward)
         return done
+
+    def _extended(self, site: _Site) -> TensorSpec:
+        """Return the largest tile of the site's image with its halo, along divided axes."""
+        size = list(site.image.shape[-2:])
+        for axis, (tiles, window) in enumerate(zip(self.grid, site.windows, strict=True)):
+            if tiles > 1:
+                size[axis] = max(high - low for low, high in window.needs(size[axis], tiles))
+        return site.image.resized((*site.image.shape[:-2], *size))
 
     def _shrink(self, edit: Editor, graph: Graph, changes: CallChanges) -> None:
         """Resize what operators on tiles allocate, as their largest tensor."""

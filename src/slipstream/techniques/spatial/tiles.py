@@ -93,13 +93,21 @@ class Tiles(RankSum):
 
     def extend(
         self, x: torch.Tensor, size: Sequence[int], windows: Sequence[Window], fill: float
-    ) -> torch.Tensor:
-        """Return the tile `x`, [..., h, w], with its halo and padding of `fill`."""
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Return the tile `x`, [..., h, w], with its halo, and the padding per axis that it lacks.
+
+        Along an axis that is divided, the halo includes padding of `fill`.
+        """
+        lacking = [0, 0]
         for axis, (extent, window) in enumerate(zip(size, windows, strict=True)):
+            if self.shape[axis] == 1:
+                lacking[axis] = window.padding
+                continue
             needs = window.needs(extent, self.shape[axis])
             owned = spans(extent, self.shape[axis])
-            x = _Halo.apply(x, self, axis, needs, owned, fill)
-        return x
+            if needs != owned:
+                x = _Halo.apply(x, self, axis, needs, owned, fill)
+        return x, lacking
 
     def whole_image(self, x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         """Return the image, [..., height, width], of which `x` is this rank's tile."""
@@ -134,29 +142,44 @@ class _Halo(torch.autograd.Function):
         (ctx.low, high), ctx.own = needs[ctx.at], owned[ctx.at]
         # By tile of the line: rows of this one that it needs, and rows that this one needs of it.
         ctx.sent, ctx.received = _overlaps(ctx.own, needs), _overlaps(needs[ctx.at], owned)
-        rows = x.transpose(ctx.dim, 0)
-        out = rows.new_full((high - ctx.low, *rows.shape[1:]), fill)
-        sends = {n: rows[a - ctx.own[0] : b - ctx.own[0]] for n, (a, b) in ctx.sent.items()}
-        receives = {n: out[a - ctx.low : b - ctx.low] for n, (a, b) in ctx.received.items()}
+        # In the layout of images: convolutions would copy any other.
+        out = _empty(x, ctx.dim, high - ctx.low)
+        sends = _parts(x, ctx.dim, ctx.own[0], ctx.sent)
+        receives = _parts(out, ctx.dim, ctx.low, ctx.received)
         _swap(ctx, sends, receives)
-        if ctx.at in sends:
-            receives[ctx.at].copy_(sends[ctx.at])
-        return out.transpose(ctx.dim, 0)
+        before, after = max(-ctx.low, 0), max(high - owned[-1][1], 0)
+        out.narrow(ctx.dim, 0, before).fill_(fill)
+        out.narrow(ctx.dim, high - ctx.low - after, after).fill_(fill)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows = gradients[0].transpose(ctx.dim, 0)
         begin, end = ctx.own
-        total = rows.new_zeros((end - begin, *rows.shape[1:]))
-        sends = {n: rows[a - ctx.low : b - ctx.low] for n, (a, b) in ctx.received.items()}
-        receives = {
-            n: sends[n] if n == ctx.at else rows.new_empty((b - a, *rows.shape[1:]))
-            for n, (a, b) in ctx.sent.items()
-        }
+        sends = _parts(gradients[0], ctx.dim, ctx.low, ctx.received)
+        receives = {n: _empty(gradients[0], ctx.dim, b - a) for n, (a, b) in ctx.sent.items()}
         _swap(ctx, sends, receives)
-        for n, (a, b) in ctx.sent.items():
-            total[a - begin : b - begin] += receives[n]
-        return (total.transpose(ctx.dim, 0), *[None] * 5)
+        if ctx.sent.get(ctx.at) == ctx.own:
+            total = receives.pop(ctx.at)
+        else:
+            total = _empty(gradients[0], ctx.dim, end - begin).zero_()
+        for n, part in receives.items():
+            first, last = ctx.sent[n]
+            total.narrow(ctx.dim, first - begin, last - first).add_(part)
+        return (total, *[None] * 5)
+
+
+def _empty(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    """Return an uninitialised tensor like `x` with another extent along `dim`."""
+    shape = list(x.shape)
+    shape[dim] = length
+    return x.new_empty(shape)
+
+
+def _parts(
+    x: torch.Tensor, dim: int, start: int, spans_of: dict[int, tuple[int, int]]
+) -> dict[int, torch.Tensor]:
+    """Return views of `x`, whose first row is `start`, by number of a tile."""
+    return {n: x.narrow(dim, a - start, b - a) for n, (a, b) in spans_of.items()}
 
 
 def _overlaps(span: tuple[int, int], others: Spans) -> dict[int, tuple[int, int]]:
@@ -166,8 +189,16 @@ def _overlaps(span: tuple[int, int], others: Spans) -> dict[int, tuple[int, int]
 
 
 def _swap(ctx: Any, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> None:
-    """Exchange rows with the other tiles of the line, by their number in it."""
+    """Exchange rows with the other tiles of the line, by their number in it, and copy own ones."""
     ranks: ProcessGroup = ctx.tiles.ranks
     sent = {ctx.line[n]: part.contiguous() for n, part in sends.items() if n != ctx.at}
-    received = {ctx.line[n]: part for n, part in receives.items() if n != ctx.at}
+    received = {
+        ctx.line[n]: part if part.is_contiguous() else part.new_empty(part.shape)
+        for n, part in receives.items()
+        if n != ctx.at
+    }
     ranks.run("a halo exchange", lambda: ranks.wire.swap(sent, received))
+    for n, part in receives.items():
+        arrived = sends[n] if n == ctx.at else received[ctx.line[n]]
+        if arrived is not part:
+            part.copy_(arrived)
