@@ -220,12 +220,12 @@ def _remedies(
             with contextlib.suppress(UsageError):
                 parts = technique.combination((*combination, *technique.parse(spec)))
                 added.append((wall, parts))
-    found: dict[str, list[Predicted]] = {}
+    found: dict[str, list[Predicted]] = {wall: [] for wall in REMEDIES}
     alternatives = [parts for _, parts in added]
     predictions = predict(graph, alternatives, durations=durations, cluster=cluster, report=report)
     for (wall, _), prediction in zip(added, predictions, strict=True):
         if isinstance(prediction, Predicted):
-            found.setdefault(wall, []).append(prediction)
+            found[wall].append(prediction)
     return found
 
 

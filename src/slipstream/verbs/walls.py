@@ -143,12 +143,17 @@ def walls_of(
     )
     exposed_ns = parts_ns["latency"] + parts_ns["bandwidth"]
     statistic_ns = min(statistic_ns, exposed_ns)
-    predicted = {name: _best(name, p, (remedies or {}).get(name, ())) for name in REMEDIES}
+    predicted = {name: _best(name, p, (remedies or {}).get(name)) for name in REMEDIES}
     found = [
         _fixed_batch(recorded, p, parts_ns["compute"], each, fixed_batch),
-        RunWall("all-reduce", exposed_ns - statistic_ns, *predicted["all-reduce"]),
+        RunWall(
+            "all-reduce",
+            exposed_ns - statistic_ns,
+            *predicted["all-reduce"],
+            "gradients and halos of tiles" if tiled else "gradients",
+        ),
         RunWall("update", parts_ns["update"], *predicted["update"]),
-        _batch_norm(recorded, statistic_ns, workers, samples if tiled else each),
+        _batch_norm(recorded, statistic_ns, workers, samples if tiled else each, tiled),
         _evaluation(plan, workers, steps, p.step_ns),
         _input(plan, workers, each, p.step_ns),
         _startup(plan, steps),
@@ -156,11 +161,13 @@ def walls_of(
     return tuple(sorted(found, key=lambda wall: -1.0 if wall.ns is None else wall.ns, reverse=True))
 
 
-def _best(name: str, p: Predicted, others: Sequence[Predicted]) -> tuple[str, float | None]:
-    """Return the best remedy and its gain per step."""
+def _best(name: str, p: Predicted, others: Sequence[Predicted] | None) -> tuple[str, float | None]:
+    """Return the best remedy and its gain per step; None for `others` that were not predicted."""
     names = " or ".join(REMEDIES[name])
-    if not others:
+    if others is None:
         return names, None
+    if not others:
+        return f"none: {names} does not apply", 0.0
     best = min(others, key=lambda other: other.step_ns)
     if best.step_ns >= p.step_ns:
         return f"none: {names} would not shorten the step", 0.0
@@ -186,17 +193,22 @@ def _fixed_batch(
     return RunWall("fixed batch", lost_ns, remedy, lost_ns, detail)
 
 
-def _batch_norm(recorded: Graph, statistic_ns: float, workers: int, each: float) -> RunWall:
+def _batch_norm(
+    recorded: Graph, statistic_ns: float, workers: int, each: float, tiled: bool
+) -> RunWall:
     if not any("batch_norm" in name for name in recorded.strings):
         return RunWall("batch norm", 0.0, "", 0.0, "no layer normalises over the batch")
     if statistic_ns:
-        remedy = "smaller groups: batch_norm_groups"
-        return RunWall("batch norm", statistic_ns, remedy, statistic_ns, "sums of groups")
+        remedy = "fewer tiles" if tiled else "smaller groups: batch_norm_groups"
+        detail = f"sums of {'tiles' if tiled else 'groups'}"
+        return RunWall("batch norm", statistic_ns, remedy, statistic_ns, detail)
     enough = each >= _MIN_NORMALISED
     # Groups divide the workers.
     groups = (n for n in range(1, workers) if workers % n == 0 and n * each >= _MIN_NORMALISED)
     remedy = "" if enough else f"batch_norm_groups:{next(groups, workers)}"
-    detail = f"statistics of {each:.3g} samples" + ("" if enough else ", too noisy to train with")
+    detail = f"statistics of {each:.3g} sample{'s' * (each != 1)}" + (
+        "" if enough else ", too noisy to train with"
+    )
     return RunWall("batch norm", 0.0, remedy, 0.0, detail)
 
 

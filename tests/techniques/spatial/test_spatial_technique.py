@@ -41,8 +41,14 @@ def test_a_fixed_batch_is_not_divided_among_tiles(graph: Graph) -> None:
     assert [point.prediction.samples[1] for point in points] == [4, 4]
     walls = {wall.name: wall for wall in points[-1].walls}
     assert "1 sample per worker" in walls["fixed batch"].detail
-    assert walls["batch norm"].detail == "sums of groups"
+    assert (walls["batch norm"].detail, walls["batch norm"].remedy) == (
+        "sums of tiles", "fewer tiles"
+    )  # fmt: skip
     assert walls["batch norm"].ns > 0
+    # What cannot be combined with tiles is no remedy.
+    assert "halos" in walls["all-reduce"].detail
+    for name in ("all-reduce", "update"):
+        assert (walls[name].remedy[:5], walls[name].saved_ns) == ("none:", 0.0)
     # The batch does not grow with tiles either if it is the recorded one.
     (point,) = curve(graph, FAST, [4], text="spatial", durations=Copies()).points
     (same,) = (wall for wall in point.walls if wall.name == "fixed batch")
