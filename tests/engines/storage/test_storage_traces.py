@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -350,6 +351,20 @@ def test_profile_recognises_epochs() -> None:
     assert list(found.information) == ["object"]
     for curve in found.curve.values():
         assert min(curve.values()) >= 112 / len(epochs())
+
+
+def test_profile_reports_that_contexts_do_not_matter() -> None:
+    """A key with many values that are unrelated to the requests explains nothing."""
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abcdefgh"), 6)) for _ in range(300)]
+    trace = AccessTrace.of(
+        ["x"] * 3000, [1] * 3000, contexts=[{"job": str(word)} for word in rng.choice(words, 3000)]
+    )
+    order = rng.permutation(3000) % 50
+    mixed = dataclasses.replace(trace, objects=order.astype(np.int32), names=())
+    found = profile_storage(mixed)
+    assert found.information["job"] < 0.01
+    assert "no key explains it" in found.tables()[1].to_markdown()
 
 
 def test_a_trace_without_contexts_does_not_judge_text() -> None:

@@ -31,6 +31,7 @@ _CURVE = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 # Of a group of objects that is read in epochs, this share has the usual number of requests.
 _EPOCH_SHARE = 0.8
 _BLOCKS = 20
+_MIN_BITS = 0.01
 
 
 @dataclass(frozen=True)
@@ -373,10 +374,12 @@ class StorageProfile:
             text = "; ".join(f"{key}: {text}" for key, text in group.tokens) or "all requests"
             groups.append((text, group.objects, group.epochs))
         explained = "what each key explains of the time to the next request"
+        silent = max(self.information.values(), default=1.0) < _MIN_BITS
+        note = ["no key explains it: the text of the contexts does not matter here"] * silent
         ratios = ("policy", "", *map(format_percent, _CURVE))
         tables = [
             Table([*map(Column, ratios)], curves, "miss ratio by cache size", summary),
-            Table([Column("key"), Column("bits")], keys, explained),
+            Table([Column("key"), Column("bits")], keys, explained, note),
             Table([*map(Column, ("read in epochs", "objects", "epochs"))], groups, "epochs"),
         ]
         return [table for table in tables if table.rows]
@@ -409,17 +412,19 @@ def profile_storage(
 def key_information(
     trace: AccessTrace, classes: Int32s, tokens: Sequence[Context]
 ) -> dict[str, float]:
-    """Return the information of each key about the octave of the interval, in bits."""
+    """Return the information of each key about the octave of the interval, in bits.
+
+    It exceeds that of the same values in a random order, which is not 0 if there are many values.
+    """
     following = next_requests(trace.objects)
     interval = np.minimum(following - np.arange(len(trace)), 1 << 62).astype(np.float64)
     octave = np.log2(interval).astype(np.int64)  # 62 without another request
-    gains = {}
+    gains, shuffled = {}, np.random.default_rng(0).permutation(octave)
     for key in sorted({key for context in tokens for key, _ in context}):
         values = [dict(context).get(key, "") for context in tokens]
         _, of_class = np.unique(values, return_inverse=True)
         value = of_class[classes]
-        shared = _entropy(octave) + _entropy(value) - _entropy(value * 64 + octave)
-        gains[key] = max(0.0, shared)
+        gains[key] = max(0.0, _entropy(value * 64 + shuffled) - _entropy(value * 64 + octave))
     return dict(sorted(gains.items(), key=lambda item: -item[1]))
 
 
