@@ -135,7 +135,7 @@ def _traced_layers(model: nn.Module, technique: str) -> Iterator[tuple[str, nn.M
             copies[node] = part.node_copy(node, copies.__getitem__)
         part.output(fx.map_arg(starts.get(end, result), copies.__getitem__))
         called = [str(node.target) for node in nodes[begin:end] if node.op == "call_module"]
-        layer = fx.GraphModule(model, part, type(model).__name__)
+        layer: Any = fx.GraphModule(model, part, type(model).__name__)
         layer.inplace = bool(called) and getattr(model.get_submodule(called[0]), "inplace", False)
         yield called[0] if called else "", layer
 
