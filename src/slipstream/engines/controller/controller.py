@@ -23,7 +23,6 @@ from slipstream.engines.controller.launches import (
     LaunchFuture,
     LaunchRequest,
     check_inputs,
-    joined_parts,
 )
 from slipstream.engines.controller.scheduling import FairQueue, QueuedClient
 from slipstream.engines.controller.tracing import DeviceSlice, TracedProgram
@@ -419,7 +418,10 @@ class Controller:
                 "no value on this engine",
                 ranks=tuple(hosts), remedy="launch the program again",
             )  # fmt: skip
-        return joined_parts(value, parts)
+        if value.sharding.kind == "shard":
+            return torch.cat(parts, value.sharding.dim)
+        # Of a replicated value there is one part.
+        return sum(parts[1:], parts[0])
 
     def _forget(self, future: LaunchFuture) -> None:
         """Free a launch's outputs on its hosts, with a later message."""

@@ -20,13 +20,7 @@ _ENGINES = {
 
 
 class Engine:
-    """Starts hosts, and exchanges frames with their `HostRuntime`; by default, hosts are actors.
-
-    Attributes:
-        name: as on the command line.
-    """
-
-    name = ""
+    """Starts hosts, and exchanges frames with their `HostRuntime`; by default, hosts are actors."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()

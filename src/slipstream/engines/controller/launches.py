@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,10 +208,3 @@ def check_inputs(program: TracedProgram, inputs: Mapping[str, Any]) -> None:
                 name, f"it is {found}, not {expected}",
                 remedy="pass a value like the one that the program was traced with",
             )  # fmt: skip
-
-
-def joined_parts(value: TracedValue, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a tensor from its devices' parts; of a replicated one, from one of them."""
-    if value.sharding.kind == "shard":
-        return torch.cat(list(parts), value.sharding.dim)
-    return sum(parts[1:], parts[0])

@@ -16,8 +16,6 @@ from slipstream.ranks.members import Connection, Frame, Members
 class LocalEngine(Engine):
     """Hosts are processes of this machine; each computes on one thread."""
 
-    name = "local"
-
     def __init__(self) -> None:
         super().__init__()
         self.members = Members("host", f"{__name__}:serve", {"OMP_NUM_THREADS": "1"})

@@ -26,8 +26,6 @@ class _Host:
 class MonarchEngine(Engine):
     """Hosts are actors in processes of `this_host`; they meet through files of this machine."""
 
-    name = "monarch"
-
     def __init__(self) -> None:
         try:
             import monarch.actor

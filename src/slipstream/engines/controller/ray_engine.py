@@ -15,8 +15,6 @@ from slipstream.ranks.members import Frame, drained
 class RayEngine(Engine):
     """Hosts are actors that need no CPU of Ray's; they meet through files of this machine."""
 
-    name = "ray"
-
     def __init__(self) -> None:
         self._ray = ray_module()
         super().__init__()

@@ -52,9 +52,7 @@ class ControlPrediction:
 
 
 def predict_launch(
-    program: TracedProgram,
-    compute_ns: float = 0.0,
-    costs: ControlCosts | None = None,
+    program: TracedProgram, compute_ns: float = 0.0, costs: ControlCosts | None = None
 ) -> ControlPrediction:
     """Simulate consecutive launches of a program whose slices are bound.
 
@@ -68,8 +66,7 @@ def predict_launch(
     program.need_nodes()
     if not program.hosts:
         raise UsageError(f"the slices of '{program.name}' are unbound", remedy="bind(program)")
-    costs = costs or ControlCosts()
-    hosts = program.hosts
+    costs, hosts = costs or ControlCosts(), program.hosts
     index = {host: at for at, host in enumerate(hosts)}
     # (lane, duration), and (source, target, delay). Lanes: the controller, the network, and a
     # preparing thread and a device per host.
@@ -118,8 +115,6 @@ def predict_launch(
 
 class SimEngine(Engine):
     """Hosts without processes: launches end at once, and outputs have no values."""
-
-    name = "sim"
 
     def start(self, hosts: Sequence[int]) -> None:
         """There is nothing to start."""
