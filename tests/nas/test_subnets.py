@@ -391,6 +391,7 @@ class _InPlace(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), _InPlace()), "in place"),
         (nn.Linear(4, 4), "nothing to search"),
         (nn.Linear(3, 4), "fails on the example inputs"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 4)), "where: Linear.forward, layer 1"),
         (torch.relu, "is not a torch.nn.Module"),
     ],
 )

@@ -116,13 +116,16 @@ def _untraceable(
     except Exception as failure:
         what, remedy = "the model fails on the example inputs", "pass inputs that it accepts"
         error = failure
-    where = type(model).__name__
+    where, names = type(model).__name__, {id(m): name for name, m in model.named_modules()}
     cause: BaseException | None = error
     while cause is not None:
         for frame, line in traceback.walk_tb(cause.__traceback__):
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and frame.f_code.co_name == "forward":
-                where = f"{type(owner).__name__}.forward, {frame.f_code.co_filename}:{line}"
+                is_torch = type(owner).__module__.startswith("torch.nn.")
+                layer = names.get(id(owner)) if is_torch else ""
+                place = f"layer {layer}" if layer else f"{frame.f_code.co_filename}:{line}"
+                where = f"{type(owner).__name__}.forward, {place}"
         cause = cause.__cause__
     text = str(error).strip().splitlines()
     first = text[0].rstrip(".") if text else type(error).__name__
