@@ -1,4 +1,4 @@
-"""Fitness of programs by their values: edit distance to the outputs, and a learned score."""
+"""Learned fitness of programs by their values."""
 
 from __future__ import annotations
 
@@ -71,17 +71,7 @@ Fitness = Callable[[States, Goal], Floats]
 """Score states, float32 [states]: higher is closer to the goal."""
 
 
-def edit_distance(states: States, goal: Goal) -> Floats:
-    """Score by edit distance to the outputs; of numbers, by the logarithm of the difference."""
-    if goal.is_list:
-        found = goal.positions(np.ascontiguousarray(states.last.transpose(2, 1, 0)))
-        far = _distances(found, states.last_counts.T, goal).astype(np.float32)
-    else:
-        far = np.log1p(np.abs(np.float32(states.numbers) - goal.values[:, 0]).T)
-    return np.asarray(-(far + 2 * (far > 0)).sum(0), np.float32)
-
-
-def _distances(found: NDArray[np.uint32], counts: Ints, goal: Goal) -> NDArray[np.int32]:
+def distances(found: NDArray[np.uint32], counts: Ints, goal: Goal) -> NDArray[np.int32]:
     """Return edit distances, [examples, lists], one element of all lists at a time.
 
     Source: Hyyrö, "A Bit-Vector Algorithm for Computing Levenshtein and Damerau Edit Distances",
@@ -169,7 +159,7 @@ def _list_features(x: Ints, counts: Ints, goal: Goal) -> list[NDArray[Any]]:
     size, goal_size = np.maximum(counts, 1), np.maximum(goal_counts, 1).astype(np.float32)
     found = goal.positions(x)
     negated = np.where(real, goal.positions(np.minimum(-x, HIGH)), np.uint32(0))
-    distance = _distances(found, counts, goal)
+    distance = distances(found, counts, goal)
     found = np.where(real, found, np.uint32(0))
     covered = [_bits(np.bitwise_or.reduce(bits, 0)) / goal_size for bits in (found, negated)]
     shared = np.maximum(both.sum(0, dtype=np.int16), 1).astype(np.float32)
@@ -216,4 +206,3 @@ def _bits(values: NDArray[np.uint32]) -> Floats:
 
 
 _BITS = np.array([n.bit_count() for n in range(1024)], np.float32)
-FITNESS: Mapping[str, Fitness] = {"learned": learned, "edit distance": edit_distance}

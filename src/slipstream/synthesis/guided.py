@@ -16,8 +16,8 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import read_arrays, replacing
 from slipstream.synthesis.examples import Examples
 from slipstream.synthesis.fitness import Fitness, Goal, Ints, States
-from slipstream.synthesis.kernels import Found, Results, Task, padded, run
-from slipstream.synthesis.language import FUNCTIONS, NUMBERS, last_values
+from slipstream.synthesis.kernels import Found, Results, Task, run
+from slipstream.synthesis.language import FUNCTIONS, NUMBERS
 
 MAX_CANDIDATES = 3_000_000
 _TOGETHER = 512  # states that are continued at a time
@@ -156,13 +156,12 @@ class GuidedSearch:
 
 def start(examples: Examples) -> States:
     """Return the state before the first function."""
-    numbers, last, before = zip(*map(last_values, examples.inputs), strict=True)
-    x, x_counts, y, y_counts = (
-        array[None] for values in (last, before) for array in padded(values)
-    )
-    number, lists = np.array([numbers], np.int16), np.zeros_like(x)
-    lists[..., 0] = number
-    hashes = [hashed(lists, np.full_like(number, -1)), hashed(x, x_counts), hashed(y, y_counts)]
+    numbers, lists, counts, *_ = Task(examples.inputs).arrays
+    number, x, y = numbers[None], lists[None, ::2], lists[None, 1::2]
+    x_counts, y_counts = counts[None, ::2], counts[None, 1::2]
+    known = np.zeros_like(x)
+    known[..., 0] = number
+    hashes = [hashed(known, np.full_like(number, -1)), hashed(x, x_counts), hashed(y, y_counts)]
     programs = np.zeros((1, 0), np.uint8)
     return States(programs, number, x, x_counts, y, y_counts, np.stack(hashes, 1))
 

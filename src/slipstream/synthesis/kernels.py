@@ -36,9 +36,9 @@ class Task:
         numbers, *lists = zip(*map(last_values, inputs), strict=True)
         rows = [values for pair in zip(*lists, strict=True) for values in pair]
         expected = [output if isinstance(output, list) else [output] for output in outputs]
-        self._arrays = np.array(numbers, np.int16), *padded(rows), *padded(expected)
+        self.arrays = np.array(numbers, np.int16), *padded(rows), *padded(expected)
         is_list = bool(outputs) and isinstance(outputs[0], list)
-        pointers = map(array_pointer, self._arrays)
+        pointers = map(array_pointer, self.arrays)
         self.structure = _TASK(len(inputs), len(outputs), is_list, *pointers)
 
 

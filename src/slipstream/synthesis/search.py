@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations.durations import cache_folder
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.errors import SlipstreamError
 from slipstream.synthesis.examples import Examples, Inputs
-from slipstream.synthesis.fitness import FITNESS
+from slipstream.synthesis.fitness import learned
 from slipstream.synthesis.guided import MAX_CANDIDATES, GuidedSearch, hashed
 from slipstream.synthesis.kernels import MAX_INPUTS, MAX_LENGTH, Found, Task, find_programs, run
 from slipstream.synthesis.language import FUNCTIONS, MAX_LIST, Program, Value
@@ -29,7 +29,7 @@ _MAX_CONSISTENT = 20_000  # programs that are compared
 _EXHAUSTIVE = 5  # up to this length all programs are tried before the search is guided
 _EXHAUSTIVE_LIMITED = 3  # likewise with a limit of candidates
 
-Limits = tuple[float, int, int | None, str]
+Limits = tuple[float, int, int | None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Synthesis:
         rivals: programs that differ on fresh inputs, `probes`; shortest first, then by weight.
         results: hashes of the rivals' results, uint64 [rivals, probes].
         found: number of programs tried, and their length.
-        limits: maximum seconds, length and candidates of the search, and its fitness.
+        limits: maximum seconds, length and candidates of the search.
     """
 
     rivals: tuple[Rival, ...]
@@ -129,7 +129,6 @@ def from_examples(
     max_length: int = 8,
     budget: str | float = "30s",
     max_candidates: int | None = None,
-    fitness: str = "learned",
 ) -> Synthesis:
     """Find the shortest program of the list language that meets examples.
 
@@ -146,25 +145,20 @@ def from_examples(
         max_candidates: maximum number of programs tried; None for no limit up to length 5 and
             3 million beyond. With a limit, all are tried only up to length 3 if longer ones are
             allowed.
-        fitness: score of states in the guided search, "learned" or "edit distance".
 
     Raises:
         SlipstreamError: examples are not in the language or contradictory; no program was found.
             The message names the program that meets the most examples.
     """
-    if fitness not in FITNESS:
-        raise InvalidArgumentError(
-            "fitness", f"'{fitness}' is unknown", remedy=" or ".join(FITNESS)
-        )
     seconds = parse_duration_ns(budget, "budget") / 1e9 if isinstance(budget, str) else budget
-    limits = seconds, max(1, min(max_length, MAX_LENGTH)), max_candidates, fitness
+    limits = seconds, max(1, min(max_length, MAX_LENGTH)), max_candidates
     if isinstance(examples, str | Path):
         return _search(Examples.load(Path(examples)), limits)
     return _search(Examples.of(examples), limits)
 
 
 def _search(examples: Examples, limits: Limits) -> Synthesis:
-    seconds, max_length, candidates, _ = limits
+    seconds, max_length, candidates = limits
     generator = np.random.default_rng(0)
     inputs = [*examples.inputs, *examples.probes(_IN_SEARCH, generator)][:MAX_INPUTS]
     is_guided = max_length > _EXHAUSTIVE
@@ -172,7 +166,7 @@ def _search(examples: Examples, limits: Limits) -> Synthesis:
     length = limited if is_guided else max_length
     found = find_programs(
         Task(inputs, examples.outputs), length, max_candidates=candidates or 1 << 62,
-        max_seconds=seconds, extra=min(length, _EXHAUSTIVE), capacity=_MAX_CONSISTENT,
+        max_seconds=seconds, extra=length, capacity=_MAX_CONSISTENT,
     )  # fmt: skip
     closest = ""
     if not found.programs and is_guided:
@@ -210,12 +204,12 @@ def _results(programs: Iterable[tuple[int, ...]], probes: Sequence[Inputs]) -> N
 
 def _guided(examples: Examples, limits: Limits, before: Found) -> tuple[Found, str]:
     """Continue an exhaustive search; return what was found and a text on the closest program."""
-    seconds, max_length, candidates, fitness = limits
+    seconds, max_length, candidates = limits
     limit = MAX_CANDIDATES if candidates is None else candidates - before.candidates
-    what = [examples.inputs, examples.outputs, max_length, limit, fitness]
+    what = [examples.inputs, examples.outputs, max_length, limit]
     name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     search = GuidedSearch(
-        examples, FITNESS[fitness], max_length, limit, max_seconds=seconds - before.seconds,
+        examples, learned, max_length, limit, max_seconds=seconds - before.seconds,
         store=cache_folder() / f"synthesis-{name}.npz",
     )  # fmt: skip
     found = search.run()
