@@ -101,6 +101,8 @@ def test_tiles_exchange_halos_and_statistics(graph: Graph) -> None:
     ]  # fmt: skip
     assert sum(row.purpose == "statistic" for row in tiled.exchanges) == 3
     assert {row.ranks for row in halos} == {2}
+    names = [tiled.task(number).name for number in range(len(tiled))]
+    assert names.count("copy of tile and halo") == 3
     # The largest tile: 16 x 12 of 32 x 24, with its halo and without padding.
     convolutions = [call for call in tiled.calls if call.name == "aten::convolution"]
     assert (4, 3, 18, 14) in [call.inputs[0].shape for call in convolutions]
