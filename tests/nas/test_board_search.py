@@ -108,12 +108,27 @@ def test_data_that_are_no_classes_are_refused(train: Any, text: str) -> None:
 
 
 def test_the_first_failure_of_all_trainings_is_reported() -> None:
-    images, classes = data(8)
-    with pytest.raises(WorkloadError, match=r"no candidate was trained.*Target 7 is out of bounds"):
+    def augment(images: torch.Tensor) -> torch.Tensor:
+        return images[:, :, 12]
+
+    with pytest.raises(WorkloadError, match=r"no candidate was trained.*index 12 is out of bounds"):
         search_for_board(
-            network(), (images, torch.full_like(classes, 7)), data(8), board=_BOARD, epochs=1,
-            budget="70",
-        )  # fmt: skip
+            network(), data(8), data(8), board=_BOARD, epochs=1, budget="70", augment=augment
+        )
+
+
+@pytest.mark.parametrize(
+    ("valid", "text"),
+    [
+        ((data(8)[0], torch.full((8,), 7)), "valid: classes are 7 to 7, but the model scores 0 to"),
+        ((data(8)[0].repeat(1, 3, 1, 1), data(8)[1]), r"valid: shape \[2, 3, 12, 12\] is not"),
+    ],
+)
+def test_data_that_do_not_fit_the_model_are_refused(valid: Any, text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        search_for_board(network(), data(8), valid, board=_BOARD)
+    with pytest.raises(InvalidArgumentError, match=r"model: its output is not"):
+        search_for_board(network()[:6], data(8), data(8), board=_BOARD)  # type: ignore[index]
 
 
 def test_the_output_folder_is_checked_before_the_search(tmp_path: Path) -> None:

@@ -260,13 +260,15 @@ def search_for_board(
         DoesNotFitError: no candidate fits the board; the error names the limit, before any
             training.
         WorkloadError: every training failed.
-        InvalidArgumentError: data are not pairs of finite float32 inputs and classes.
+        InvalidArgumentError: data are not pairs of finite float32 inputs and classes, their shapes
+            differ, or the model has no output for a class.
     """
     chosen = board if isinstance(board, Board) else boards.board(board)
     for name, data in (("train", train), ("valid", valid)):
         _check(name, data)
     epochs = as_integer("epochs", epochs)
     net = Supernet(derive_space(model, train[0][:2], channel_multiple=4))
+    _check_outputs(net, {"train": train, "valid": valid})
     footprint = Footprint(net, train[0][:_CALIBRATION], device=chosen.target)
     limits = limits_of(chosen, latency_ms)
     pool = _pool(footprint, limits, seed)
@@ -323,6 +325,28 @@ def _check(name: str, data: Any) -> None:
     if inputs.dtype != torch.float32 or not inputs.isfinite().all():
         kind = "NaN or infinity" if inputs.dtype == torch.float32 else f"inputs of {inputs.dtype}"
         raise InvalidArgumentError(name, f"it has {kind}", remedy="pass finite float32 inputs")
+
+
+def _check_outputs(net: Supernet, data: Mapping[str, Data]) -> None:
+    """Check that the model maps the inputs to scores of all classes."""
+    with torch.no_grad():
+        for name, (inputs, classes) in data.items():
+            try:
+                scores = net(inputs[:2])
+            except InvalidArgumentError as error:
+                what = error.what.removeprefix("inputs: ")
+                raise InvalidArgumentError(name, what, remedy="pass inputs of one shape") from error
+            if not isinstance(scores, torch.Tensor) or scores.dim() != 2:
+                raise InvalidArgumentError(
+                    "model", "its output is not a tensor of scores [n, classes]",
+                    remedy="wrap the model so that it returns one score per class",
+                )  # fmt: skip
+            count, low, high = scores.shape[1], int(classes.min()), int(classes.max())
+            if low < 0 or high >= count:
+                raise InvalidArgumentError(
+                    name, f"classes are {low} to {high}, but the model scores 0 to {count - 1}",
+                    remedy="number the classes from 0, or give the last layer more outputs",
+                )  # fmt: skip
 
 
 def _pool(footprint: Footprint, limits: Mapping[str, float], seed: int) -> list[Candidate]:
