@@ -6,6 +6,7 @@ slipstream nas space examples/architecture_search.py:make_inference
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,8 @@ def train(model: nn.Module, epochs: int) -> None:
 def is_right(model: nn.Module, part: slice) -> Tensor:
     """Return whether the class of each image of one part is predicted, bool [images]."""
     with torch.no_grad():
-        return model(images[part]).argmax(1) == classes[part]
+        right: Tensor = model(images[part]).argmax(1) == classes[part]
+    return right
 
 
 def make_smaller(
@@ -88,7 +90,7 @@ if __name__ == "__main__":
     x, models = images[TEST][:64], {"whole": whole, "small": small}
     with torch.inference_mode():
         proof = ss.measure.compare(
-            {name: lambda model=model: model(x) for name, model in models.items()},
+            {name: partial(model, x) for name, model in models.items()},
             budget="10s", changes_numerics=["small"],
             quality={name: is_right(model, TEST).numpy() for name, model in models.items()},
         )  # fmt: skip
