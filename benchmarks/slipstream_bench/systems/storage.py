@@ -72,6 +72,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _calibration_rows(options)
     yield from _later_row(options)
     yield from _decision_row(options)
+    yield from _growth_rows(options)
     yield from _tier_rows(options)
     yield from _import_rows(options)
     yield from _recorder_row(options)
@@ -317,9 +318,13 @@ def _later_row(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(bar)
     found = {}
-    for name, trace in (("jobs", training_accesses(0)), ("files", tier_accesses(0, 1500))):
+    # The sizes of the jobs' files are constant.
+    for name, trace, tasks in (
+        ("jobs", training_accesses(0), ("interval", "interval_s")),
+        ("files", tier_accesses(0, 1500), ("interval", "interval_s", "size")),
+    ):
         half, (classes, tokens) = len(trace) // 2, trace.classes()
-        for task in ("interval", "interval_s", "size"):
+        for task in tasks:
             predictor = AccessPredictor((task,)).fit(trace.first(half))
             # Most of the intervals that begin in the third quarter end in the trace.
             seen = observations(trace, task, classes)
@@ -355,6 +360,35 @@ def _decision_row(options: BenchOptions) -> Iterator[Bar]:
 
     seconds = np.median(times_s(run, 15)) / len(contexts)
     yield at_most(bar, 1e6 * float(seconds), 1.0, "us", n=15, detail="1,000 contexts of 2 keys")
+
+
+def _growth_rows(options: BenchOptions) -> Iterator[Bar]:
+    fit = "fit of the predictor: time per request of a long trace over that of a short one"
+    policy = "learned: time per request with 64 times the entries"
+    if not (options.wants(fit, 30) or options.wants(policy, 20)):
+        return
+    options.progress(fit)
+    short, long = 10_000, 1_000_000 if options.full else 100_000
+    random = np.random.default_rng(0)
+    names = [f"/{job}/train/{n:05d}" for job in ("a", "b") for n in range(2000)]
+    objects = random.integers(0, len(names), long).astype(np.int32)
+    trace = AccessTrace.checked(objects, np.ones(long, np.int64), names=tuple(names))
+    seconds = [
+        float(np.median(times_s(functools.partial(AccessPredictor().fit, part), 3))) / len(part)
+        for part in (trace.first(short), trace)
+    ]
+    detail = f"{short:,} and {long:,} requests, {1e6 * seconds[1]:.2f} us each; CPU time"
+    yield at_most(fit, seconds[1] / seconds[0], 1.5, "x", n=3, detail=detail)
+    keys = random.zipf(1.2, 400_000) % 200_000
+    numbers, _ = numbered(keys.astype(np.uint64))
+    ones = AccessTrace.checked(numbers, np.ones(numbers.size, np.int64))
+    entries = (512, 32_768)
+    spent = [
+        float(np.median(times_s(functools.partial(simulate, ones, "learned", size), 3)))
+        for size in entries
+    ]
+    detail = f"{entries[0]:,} and {entries[1]:,}; {1e6 * spent[1] / len(ones):.2f} us; CPU time"
+    yield at_most(policy, spent[1] / spent[0], 2.0, "x", n=3, detail=detail)
 
 
 def _tier_rows(options: BenchOptions) -> Iterator[Bar]:
