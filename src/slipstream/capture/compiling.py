@@ -103,6 +103,18 @@ def compiled_already(model: Any) -> bool:
     )
 
 
+def graph_breaks(records: Sequence[Any]) -> list[dict[str, str]]:
+    """Return the distinct reasons and places of items of torch's ``graph_break_reasons``."""
+    places: dict[str, str] = {}
+    for record in records:
+        reason = str(record.reason).strip().partition("\n")[0]
+        if record.graph_break and reason != "step_unsupported":
+            frame = record.user_stack[-1] if record.user_stack else None
+            place = f"{os.path.basename(frame.filename)}:{frame.lineno}" if frame else ""
+            places.setdefault(reason[:_MAX_CHARACTERS], place)
+    return [{"reason": reason, "where": where} for reason, where in places.items()]
+
+
 def no_regions(reason: str, remedy: str = "") -> dict[str, Any]:
     """Return the record of a step without compiled regions."""
     return {"reason": reason, "remedy": remedy}
@@ -205,14 +217,7 @@ class Compiling:
 
     def breaks(self) -> list[dict[str, str]]:
         """Return the distinct reasons of graph breaks, and their places."""
-        places: dict[str, str] = {}
-        for record in self._reasons or self._all_reasons[self._first_reason :]:
-            reason = str(record.reason).strip().partition("\n")[0]
-            if record.graph_break and reason != "step_unsupported":
-                frame = record.user_stack[-1] if record.user_stack else None
-                place = f"{os.path.basename(frame.filename)}:{frame.lineno}" if frame else ""
-                places.setdefault(reason[:_MAX_CHARACTERS], place)
-        return [{"reason": reason, "where": where} for reason, where in places.items()]
+        return graph_breaks(self._reasons or self._all_reasons[self._first_reason :])
 
     def first_break(self) -> str:
         """Return the first graph break as the end of a sentence; empty without any."""

@@ -159,9 +159,9 @@ def start(examples: Examples) -> States:
     numbers, lists, counts, *_ = Task(examples.inputs).arrays
     number, x, y = numbers[None], lists[None, ::2], lists[None, 1::2]
     x_counts, y_counts = counts[None, ::2], counts[None, 1::2]
-    known = np.zeros_like(x)
-    known[..., 0] = number
-    hashes = [hashed(known, np.full_like(number, -1)), hashed(x, x_counts), hashed(y, y_counts)]
+    single = np.zeros_like(x)
+    single[..., 0] = number
+    hashes = [hashed(single, np.full_like(number, -1)), hashed(x, x_counts), hashed(y, y_counts)]
     programs = np.zeros((1, 0), np.uint8)
     return States(programs, number, x, x_counts, y, y_counts, np.stack(hashes, 1))
 

@@ -51,7 +51,7 @@ class Synthesis:
 
     Attributes:
         rivals: programs that differ on fresh inputs, `probes`; shortest first, then by weight.
-        results: hashes of the rivals' results, uint64 [rivals, probes].
+        results: hashes of the rivals' results, 0 if invalid, uint64 [rivals, probes].
         found: number of programs tried, and their length.
         limits: maximum seconds, length and candidates of the search.
     """
@@ -84,12 +84,14 @@ class Synthesis:
             return None
         weights = np.array([rival.weight for rival in self.rivals])
 
-        def negative_entropy(probe: int) -> float:
-            outcomes = np.unique(self.results[:, probe], return_inverse=True)[1]
-            shares = np.bincount(outcomes.ravel(), weights)
-            return float(shares @ np.log(shares))
+        def negative_information(probe: int) -> float:
+            # Where a rival is invalid, its function may have no output.
+            valid = self.results[:, probe] != 0
+            outcomes = np.unique(self.results[valid, probe], return_inverse=True)[1]
+            shares = np.bincount(outcomes.ravel(), weights[valid])
+            return float(shares @ np.log(shares / shares.sum()))
 
-        return self.probes[min(range(len(self.probes)), key=negative_entropy)]
+        return self.probes[min(range(len(self.probes)), key=negative_information)]
 
     def answer(self, inputs: Inputs, output: Value) -> Synthesis:
         """Search again with one more example, for instance the inputs of `ask`."""
@@ -190,15 +192,15 @@ def _search(examples: Examples, limits: Limits) -> Synthesis:
 
 
 def _results(programs: Iterable[tuple[int, ...]], probes: Sequence[Inputs]) -> NDArray[np.uint64]:
-    """Return hashes of the results of programs, shortest first, uint64 [programs, probes]."""
+    """Return hashes of results, 0 if invalid, of programs, shortest first: [programs, probes]."""
     tasks = [Task(probes[at : at + MAX_INPUTS]) for at in range(0, len(probes), MAX_INPUTS)]
     blocks = []
     for _, group in itertools.groupby(programs, len):
         rows = np.array([*group], np.uint8)
         parts = (run(task, rows) for task in tasks)
         hashes = [hashed(part.lists.reshape(-1, 1, MAX_LIST), part.counts.reshape(-1, 1))
-                  for part in parts]  # fmt: skip
-        blocks.append(np.concatenate([part.reshape(len(rows), -1) for part in hashes], 1))
+                  .reshape(part.counts.shape) * (part.counts != -2) for part in parts]  # fmt: skip
+        blocks.append(np.concatenate(hashes, 1))
     return np.concatenate(blocks)
 
 

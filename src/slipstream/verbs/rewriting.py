@@ -18,7 +18,7 @@ from slipstream.verbs.children import (
 )
 from slipstream.workload import BuiltWorkload, Workload
 
-_NONE = "no faster replacement was found"
+_UNSEEN = "torch.compile's tracer saw no operators of the model"
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,13 @@ class Rewrites:
     """The rules that apply to a model.
 
     Attributes:
+        operators: number of operators that were searched.
         reasons: why parts of the model were not searched.
     """
 
     workload: str
     rules: tuple[FoundRule, ...]
+    operators: int
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +60,7 @@ class Rewrites:
         return {
             "workload": self.workload,
             "rules": [dict(vars(rule)) for rule in self.rules],
+            "operators": self.operators,
             "reasons": list(self.reasons),
         }
 
@@ -72,7 +75,8 @@ class Rewrites:
             Field.number("with backward", lambda rule: _ratio(rule.training)),
         )
         after = f"next: slipstream prove {self.workload} --technique rewrite"
-        notes = [*self.reasons, after if self.rules else _NONE]
+        none = f"operators searched: {self.operators}; no faster replacement was found"
+        notes = [*self.reasons, after if self.rules else none if self.operators else _UNSEEN]
         return Table.of(self.rules, fields, f"rewrites of {self.workload}", notes)
 
 
@@ -103,7 +107,7 @@ def find_rewrites(
         max_ops=max_ops, budget_s=budget_s,
     )  # fmt: skip
     rules = tuple(FoundRule(*row) for row in answer["rules"])
-    return Rewrites(recipe.name, rules, tuple(answer["reasons"]))
+    return Rewrites(recipe.name, rules, answer["operators"], tuple(answer["reasons"]))
 
 
 def search_in_child(workload: dict[str, Any], keep_in: str, max_ops: int, budget_s: float) -> Any:
@@ -114,8 +118,9 @@ def _search(
     built: BuiltWorkload, max_ops: int, budget_s: float
 ) -> Generator[None, Any, dict[str, Any]]:
     from torch import Tag
+    from torch._dynamo.utils import graph_break_reasons
 
-    from slipstream.capture import put_compiled
+    from slipstream.capture import graph_breaks, put_compiled
     from slipstream.surgery.fx import trace_of
     from slipstream.techniques.rewrite.regions import traced_steps
     from slipstream.techniques.rewrite.rules import RuleStore, find_rules, known_places
@@ -125,6 +130,7 @@ def _search(
     built.need_model("synth rewrites")
     store, left_s = RuleStore(report=lambda *result: send_to_keep(result)), budget_s
     rows: dict[str, list[Any]] = {}
+    operators, first_break = 0, len(graph_break_reasons)
 
     def search(module: Any) -> None:
         traced = trace_of(module)
@@ -137,7 +143,8 @@ def _search(
             names = ", ".join(sorted(excluded))
             backend.reasons.append(f"not searched, since random or in place: {names}")
         earlier = {rule.signature for rule in store.rules()}
-        nonlocal left_s
+        nonlocal left_s, operators
+        operators += len(traced.operations)
         begin = time.process_time()
         find_rules(traced, store, max_ops=max_ops, budget_s=left_s, report=report_progress)
         left_s -= time.process_time() - begin
@@ -155,7 +162,13 @@ def _search(
     backend = TracingBackend(search)
     put_compiled(built.model, backend=backend, dynamic=False)
     yield
-    return {"rules": list(rows.values()), "reasons": list(dict.fromkeys(backend.reasons))}
+    breaks = (
+        f"torch.compile's tracer skipped code at {found['where'] or 'an unknown place'}: "
+        f"{found['reason']}"
+        for found in graph_breaks(graph_break_reasons[first_break:])
+    )
+    reasons = list(dict.fromkeys([*backend.reasons, *breaks]))
+    return {"rules": list(rows.values()), "operators": operators, "reasons": reasons}
 
 
 def _ratio(value: float) -> str:

@@ -91,6 +91,11 @@ def encoder() -> Case:
     return Encoder(), (torch.randn(8, 128, 128),)
 
 
+def wide_encoder() -> Case:
+    """Return an encoder in which matrix products take most of the step."""
+    return Encoder(512), (torch.randn(8, 128, 512),)
+
+
 def retrieval() -> Case:
     return Retrieval(), (torch.randn(2048, 64), torch.randint(1024, (2048,)))
 
@@ -102,6 +107,6 @@ def series() -> Case:
 PLANTED: dict[Callable[[], Case], tuple[str, ...]] = {
     encoder: ("layer_norm", "attention", "gelu", "addmm"),
     retrieval: ("rms_norm", "softmax", "normalize", "cross_entropy"),
-    series: ("cumsum", "var", "clone", "logsumexp"),
+    series: ("cumsum", "variance", "clone", "logsumexp"),
 }
 """Functions that replace the planted subgraphs, by model."""

@@ -31,13 +31,13 @@ from slipstream.techniques.rewrite.verify import inputs_for, resized, why_differ
 from slipstream_bench import models
 from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
-from slipstream_bench.systems.synthesis.planted import PLANTED, Case
+from slipstream_bench.systems.synthesis.planted import PLANTED, Case, encoder, wide_encoder
 
 _FAMILIES = (
     ("relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "softplus", "exp", "abs", "neg",
      "square", "logsigmoid", "erf", "clone"),
     ("softmax", "log_softmax", "cumsum"), ("add", "mul", "sub", "div", "maximum"),
-    ("sum", "mean", "amax", "logsumexp", "norm"), ("mean_all", "sum_all"),
+    ("sum", "mean", "amax", "logsumexp", "norm", "variance"), ("mean_all", "sum_all"),
 )  # fmt: skip
 """Functions with the same arguments."""
 
@@ -210,12 +210,12 @@ def _near_miss_row(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _speed_rows(options: BenchOptions) -> Iterator[Bar]:
-    for make in PLANTED:
+    for make in (*PLANTED, wide_encoder):
         bar = f"rewrites: {make.__name__}, forward and backward pass over rewritten"
         if not options.wants(bar, 20):
             continue
         options.progress(bar)
-        store = _searched(make).store
+        store = _searched(encoder if make is wide_encoder else make).store
         torch.manual_seed(0)
         model, inputs = make()
         rewritten = copy.deepcopy(model)
@@ -229,7 +229,11 @@ def _speed_rows(options: BenchOptions) -> Iterator[Bar]:
             step()
         taken = paired(arms, blocks=30 if options.full else 10)
         ratio = taken.ratio("as written", "rewritten")
-        yield ratio.at_least(bar, 1.3, detail=f"{'; '.join(replaced)}; {taken}")
+        detail = f"{'; '.join(replaced)}; {taken}"
+        if make is wide_encoder:
+            yield ratio.reported(bar, detail=detail)
+        else:
+            yield ratio.at_least(bar, 1.3, detail=detail)
 
 
 def _step(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:

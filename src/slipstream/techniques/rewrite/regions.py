@@ -81,11 +81,9 @@ def traced_steps(traced: TracedGraph) -> list[Step]:
     maker = {value: n for n, made in enumerate(traced.outputs) for value in made}
     operators = set(traced.nodes)
     others = {
-        value
-        for node, value in traced.value.items()
-        for user in node.users
+        value for node, value in traced.value.items() for user in node.users
         if value in maker and user not in operators and traced.value.get(user) != value
-    }
+    }  # fmt: skip
     specs = [operation.call.inputs for operation in traced.operations]
     return _steps(traced.operations, traced.inputs, specs, traced.leaving | others)
 
@@ -95,10 +93,8 @@ def recorded_steps(graph: Graph) -> tuple[list[Step], list[int]]:
     operations, lasting = operations_of(graph)
     forward = [o for o in operations if o.part == StepPhase.FORWARD and not is_view_call(o.call)]
     inputs = [tuple(value for value, _ in o.reads) for o in forward]
-    specs = [
-        [spec for spec, n in zip(o.call.inputs, traffic(o.call).reads, strict=True) if n]
-        for o in forward
-    ]
+    specs = [[spec for spec, n in zip(o.call.inputs, traffic(o.call).reads, strict=True) if n]
+             for o in forward]  # fmt: skip
     return _steps(forward, inputs, specs, lasting), [o.task for o in forward]
 
 
@@ -211,11 +207,8 @@ def matched(steps: Sequence[Step], rows: Sequence[Row], root: int) -> frozenset[
         operands = rows[row][2]
         if len(operands) != len(steps[n].operands):
             return None
-        queue += [
-            pair
-            for pair in zip(operands, steps[n].operands, strict=True)
-            if pair[0] < 0 or bound.get(pair[0]) != pair[1]
-        ]
+        queue += [pair for pair in zip(operands, steps[n].operands, strict=True)
+                  if pair[0] < 0 or bound.get(pair[0]) != pair[1]]  # fmt: skip
     members = frozenset(bound.values())
     closed = all(n == root or steps[n].readers <= members for n in members)
     disjoint = len(members) == len(bound) and members.isdisjoint(outside.values())

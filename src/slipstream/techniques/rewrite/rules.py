@@ -40,7 +40,7 @@ _BUDGETS_S = (0.5, 2.0, 6.0, 10.0)
 _MAX_REFUTED = 3
 _MAX_CHECKS = 8
 _MIN_GAIN = 1.05
-_TABLES = ("CREATE TABLE result (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",)
+_TABLES = ("CREATE TABLE result (key TEXT PRIMARY KEY, value TEXT NOT NULL);",)
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,9 @@ class RuleStore:
         report: called with the key and the value of each new result, for another process to
             `save`; a workload's child process must not write the file. None to write it here.
 
+    Attributes:
+        fruitless: keys of searches that found nothing.
+
     Raises:
         SlipstreamError: the file has a rule that is not one on operators of this torch.
     """
@@ -119,11 +122,11 @@ class RuleStore:
         self._path = path or cache_folder() / f"rewrites-{machine_key()}.db"
         self._report = report or self.save
         self._verdicts: dict[str, tuple[Rule, str | None]] = {}
-        self._fruitless: set[str] = set()
+        self.fruitless: set[str] = set()
         if not self._path.exists():
             return
         with errors_in_words(self._path), closing(open_database(self._path, _TABLES)) as database:
-            rows = database.execute("SELECT key, value FROM result").fetchall()
+            rows = database.execute("SELECT key, value FROM result ORDER BY rowid").fetchall()
         try:
             for key, value in rows:
                 self._insert(key, json.loads(value))
@@ -135,7 +138,7 @@ class RuleStore:
 
     def _insert(self, key: str, value: Any) -> None:
         if value is None:
-            self._fruitless.add(key)
+            self.fruitless.add(key)
         else:
             self._verdicts[key] = Rule.from_json(value[0]), value[1]
 
@@ -147,10 +150,6 @@ class RuleStore:
         """Whether a check refuted the replacement before."""
         return self._verdicts.get(rule.key, (rule, None))[1] is not None
 
-    def is_fruitless(self, key: str) -> bool:
-        """Whether a search found nothing before."""
-        return key in self._fruitless
-
     def add(self, rule: Rule, refuted: str | None = None) -> None:
         """Add a rule, or why its replacement was refuted."""
         self._verdicts[rule.key] = rule, refuted
@@ -158,7 +157,7 @@ class RuleStore:
 
     def add_fruitless(self, key: str) -> None:
         """Add a search that found nothing."""
-        self._fruitless.add(key)
+        self.fruitless.add(key)
         self._report(key, None)
 
     def save(self, key: str, value: Any) -> None:
@@ -208,7 +207,7 @@ def find_rules(
     found: list[Rule] = []
     for effort in range(1, max_ops + 1):
         for n, (unsolved, members) in enumerate(patterns):
-            report(f"{effort} functions: pattern {n + 1} of {len(patterns)}, {len(found)} found")
+            report(f"length {effort}: pattern {n + 1} of {len(patterns)}, {len(found)} found")
             left_s = until - time.process_time()
             inside = any(members <= c if effort == 1 else members & c for c in covered)
             if left_s <= 0 or inside:
@@ -216,7 +215,7 @@ def find_rules(
             # A replacement that is slower here may be faster for other sizes.
             sizes = [spec.shape for spec in unsolved.specs]
             key = json.dumps([unsolved.signature, sizes, effort])
-            if store.is_fruitless(key):
+            if key in store.fruitless:
                 continue
             rule = _search(unsolved, store, effort, min(_BUDGETS_S[effort - 1], left_s))
             if rule is not None:
@@ -317,10 +316,8 @@ def known_places(
                 gains=rule.gains if same_dtypes else (0.0, 0.0),
             )  # fmt: skip
             if again.signature not in accepted:
-                same = [i.op for i in again.pattern.instructions] == [
-                    i.op for i in rule.pattern.instructions
-                ]
-                if not same or store.is_refuted(again) or checks == _MAX_CHECKS:
+                ops, others = ([i.op for i in each.pattern.instructions] for each in (again, rule))
+                if ops != others or store.is_refuted(again) or checks == _MAX_CHECKS:
                     continue
                 checks += 1
                 if _judged(again, store) is None:
@@ -360,11 +357,8 @@ def use_rules(
 
     def change(module: GraphModule) -> GraphModule | None:
         traced = fx.trace_of(module)
-        places = [
-            place
-            for place in known_places(traced, regions.traced_steps(traced), store, training)
-            if place.pattern.root.meta["val"].is_contiguous()
-        ]
+        known = known_places(traced, regions.traced_steps(traced), store, training)
+        places = [place for place in known if place.pattern.root.meta["val"].is_contiguous()]
         replacements = [
             fx.Replacement(
                 Replaced(place.rule.replacement, place.pattern.root.meta["val"]),

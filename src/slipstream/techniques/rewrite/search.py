@@ -13,19 +13,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from slipstream.graph import TensorSpec
-from slipstream.techniques.rewrite.expression import (
-    Constant,
-    Expression,
-    Instruction,
-    Ref,
-    call,
-)
+from slipstream.techniques.rewrite.expression import Constant, Expression, Instruction, Ref, call
 from slipstream.techniques.rewrite.regions import sizes_of
 from slipstream.techniques.rewrite.verify import inputs_for, resized
 
@@ -34,7 +29,7 @@ _UNARY = (
     "sqrt", "rsqrt", "square", "neg", "abs", "erf", "reciprocal",
 )  # fmt: skip
 _BINARY = ("add", "mul", "sub", "div", "maximum")
-_REDUCED = ("sum", "mean", "amax", "logsumexp", "norm")
+_REDUCED = ("sum", "mean", "amax", "logsumexp", "norm", "variance")
 # Inputs have an empty name.
 _FREE = frozenset({"", "transpose", "unsqueeze", "squeeze"})
 _Step = tuple[str, tuple[Any, ...]]
@@ -113,9 +108,8 @@ class Enumeration:
             pairs = [(-2, -1), (1, 2)] if rank >= 3 else [(-2, -1)] if rank == 2 else []
             views: list[_Step] = [("transpose", (n, *pair)) for pair in pairs]
             views += [("unsqueeze", (n, -1))] * (0 < rank < 4)
-            views += [
-                ("squeeze", (n, d)) for d in (-1, -2) if -d <= rank and value.tensor.shape[d] == 1
-            ]
+            views += [("squeeze", (n, d)) for d in (-1, -2)
+                      if -d <= rank and value.tensor.shape[d] == 1]  # fmt: skip
             for op, arguments in views:
                 yield from self._try(op, arguments, listed, value.level)
 
@@ -143,7 +137,6 @@ class Enumeration:
                     if last and made != goal:
                         continue
                     yield from ((name, (x, dim, keepdim)) for name in _REDUCED)
-                    yield from (("var", (x, dim, keepdim, c)) for c in (0, 1) if c < shape[n][dim])
                 if whole:
                     yield from ((name, (x, dim)) for name in ("softmax", "log_softmax", "cumsum"))
                     yield from (("normalize", (x, dim, eps)) for eps in (*numbers, 1e-12))
@@ -194,26 +187,16 @@ class Enumeration:
         if level > 1:
             return
         goal = self._targets[0]
-        tensors = [
-            n
-            for n in inputs
-            if values[n].tensor.dim() >= 3 and values[n].tensor.is_floating_point()
-        ]
+        tensors = [n for n in inputs if values[n].tensor.dim() >= 3
+                   and values[n].tensor.is_floating_point()]  # fmt: skip
         for q, k, v in itertools.permutations(tensors, 3):
             a, b, c = (values[n].tensor for n in (q, k, v))
-            fits = a.shape[-1] == b.shape[-1] and b.shape[-2] == c.shape[-2]
-            if (
-                not fits
-                or goal.shape != (*a.shape[:-1], c.shape[-1])
-                or b.shape[:-2] != a.shape[:-2]
-            ):
+            fits = a.shape[-1] == b.shape[-1] and b.shape[:-1] == c.shape[:-1]
+            scores = (*a.shape[:-1], b.shape[-2])
+            if not fits or goal.shape != (*scores[:-1], c.shape[-1]) or b.shape[:-2] != scores[:-2]:
                 continue
-            masks = [
-                n for n in inputs
-                if n not in (q, k, v)
-                and _broadcast(values[n].tensor.shape, (*a.shape[:-1], b.shape[-2]))
-                == (*a.shape[:-1], b.shape[-2])
-            ]  # fmt: skip
+            masks = [n for n in inputs if n not in (q, k, v)
+                     and _broadcast(values[n].tensor.shape, scores) == scores]  # fmt: skip
             for mask in (None, *masks):
                 shown = None if mask is None else Ref(mask)
                 for scale in (None, 1.0, *scales):
@@ -286,9 +269,6 @@ class Enumeration:
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
-    made = []
-    for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
-        if x != y and 1 not in (x, y):
-            return None
-        made.append(max(x, y))
-    return tuple(reversed(made))
+    with suppress(RuntimeError):
+        return tuple(torch.broadcast_shapes(a, b))
+    return None

@@ -46,12 +46,8 @@ _REGIMES: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
 
 
 def resized(specs: Sequence[TensorSpec], sizes: Mapping[int, int]) -> list[TensorSpec]:
-    """Return contiguous inputs with other extents."""
-    shapes = [tuple(sizes.get(extent, extent) for extent in spec.shape) for spec in specs]
-    return [
-        TensorSpec(spec.dtype, shape, tuple(torch.empty(shape, device="meta").stride()))
-        for spec, shape in zip(specs, shapes, strict=True)
-    ]
+    """Return inputs with other extents."""
+    return [spec.resized([sizes.get(extent, extent) for extent in spec.shape]) for spec in specs]
 
 
 def inputs_for(
