@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from known_durations import context_for, timed_by_bytes
 from model_uses import check_uses
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Graph
+from slipstream.graph import Graph, replay
 from slipstream.technique import combine
 from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.pretraining import masked_head, packed_attention, unpad
@@ -161,6 +161,25 @@ def test_rows_follow_the_size_of_the_batch_and_weights_do_not(factor: str, count
         ]
         assert rows[1] == count / 10 * rows[0]
         assert linear_shapes(large) == linear_shapes(graph)
+
+
+@pytest.mark.parametrize("techniques", COMBINATIONS)
+def test_predicted_peak_memory_is_that_of_the_changed_model(techniques: Any) -> None:
+    def changed() -> Any:
+        model, batch, *rest = with_ten()
+        for technique in techniques:
+            if isinstance(technique, MaskedHead):
+                masked_head(model, lambda: model(**batch), batch["labels"])
+            else:
+                unpad(model, lambda: model(**batch), batch["attention_mask"])
+        return model, batch, *rest
+
+    predicted = graph_of(with_ten)
+    for technique in techniques:
+        predicted = technique.predict(predicted, context_for(technique, predicted))
+    recorded = replay(graph_of(changed)).peak_bytes
+    tolerance = 0.05 if Unpad() in techniques else 0.01
+    assert replay(predicted).peak_bytes == pytest.approx(recorded, rel=tolerance)
 
 
 def test_predicted_head_has_the_tasks_of_the_live_one() -> None:

@@ -84,11 +84,12 @@ class Rows:
         return changed
 
     def resize(self, edit: Editor, graph: Graph, tasks: Sequence[int]) -> None:
-        """Shrink what `tasks` allocate."""
+        """Shrink what `tasks` allocate, but for gradients that leave them."""
         memory = graph.memory
-        rows = np.flatnonzero(
-            np.isin(memory.producer, list(tasks)) & np.isin(memory.role, _CHANGED_ROLES)
-        )
+        leaves = graph.tasks.phase[memory.producer] == StepPhase.BACKWARD
+        leaves &= memory.release > max(tasks, default=-1)
+        shrunk = np.isin(memory.producer, list(tasks)) & np.isin(memory.role, _CHANGED_ROLES)
+        rows = np.flatnonzero(shrunk & ~leaves)
         if len(rows):
             edit.resize(rows, np.rint(memory.nbytes[rows] * self.share))
 
