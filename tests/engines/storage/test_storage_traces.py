@@ -31,7 +31,6 @@ from slipstream.engines.storage import (
     predict_cache,
     profile_storage,
     record_trace,
-    simulate_jobs,
 )
 from slipstream.engines.storage.simulating import capacity_of
 from slipstream.engines.storage.tokens import key_tokens, tokens_of
@@ -331,16 +330,6 @@ def test_prediction_of_epochs() -> None:
     assert lru.cost == pytest.approx(lru.origin_bytes * 2e-9)
     assert found.text_gain is not None
     json.dumps(found.table().to_markdown())
-
-
-def test_a_job_that_hits_proceeds_faster() -> None:
-    trace = AccessTrace.of(["a", "b", "a", "c"], [100] * 4)
-    origin = StorageOrigin(latency_ns=1e6, bytes_per_s=1e9)
-    found = simulate_jobs(trace, ["x", "y", "x", "y"], "lru", 1000, origin, {"x": 5.0})
-    assert found.hit_rate == 0.25
-    assert found.elapsed_ns == pytest.approx({"x": 1_000_110, "y": 2_000_200})
-    with pytest.raises(InvalidArgumentError, match="jobs: has 1 names for 4 requests"):
-        simulate_jobs(trace, ["x"], "lru", 1000, origin, {})
 
 
 def test_profile_recognises_epochs() -> None:

@@ -26,13 +26,11 @@ from slipstream.engines.storage.simulating import (
     CacheOutcome,
     CachePrediction,
     EpochGroup,
-    JobOutcome,
     StorageOrigin,
     StorageProfile,
     predict_cache,
     profile_storage,
     simulate,
-    simulate_jobs,
 )
 from slipstream.engines.storage.tiering import (
     PriceSheet,
@@ -54,7 +52,6 @@ __all__ = [
     "CachePrediction",
     "CachedDataset",
     "EpochGroup",
-    "JobOutcome",
     "PriceSheet",
     "ReplayOutcome",
     "ReplayProof",
@@ -72,6 +69,5 @@ __all__ = [
     "prove_cache",
     "record_trace",
     "simulate",
-    "simulate_jobs",
     "throttled",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,59 +151,6 @@ def simulate(
     contexts = trace.classes()[0] if classes is None and policy in ("learned", "auto") else classes
     following = next_requests(trace.objects) if policy == "belady" else None
     return engine.simulate(trace.objects, trace.sizes, contexts, following)
-
-
-@dataclass(frozen=True)
-class JobOutcome:
-    """Jobs that read through one cache, each as fast as its reads let it.
-
-    Attributes:
-        hit_rate: of all reads together.
-        elapsed_ns: by job, in order of the first read.
-    """
-
-    hit_rate: float
-    elapsed_ns: dict[str, float]
-
-
-def simulate_jobs(
-    trace: AccessTrace,
-    jobs: Sequence[str],
-    policy: str,
-    capacity: int | str,
-    origin: StorageOrigin,
-    between_reads_ns: Mapping[str, float],
-) -> JobOutcome:
-    """Simulate jobs whose reads keep their order per job, but interleave by their durations.
-
-    A job that hits more often proceeds faster and reads earlier than it was recorded.
-
-    Args:
-        jobs: of each request.
-        between_reads_ns: time of a job from the end of a read to its next one.
-
-    Raises:
-        InvalidArgumentError: `jobs` has another length than the trace.
-    """
-    if len(jobs) != len(trace):
-        raise InvalidArgumentError("jobs", f"has {len(jobs)} names for {len(trace)} requests")
-    engine = CachePolicy(policy, capacity_of(trace, capacity))
-    classes, sizes = trace.classes()[0].tolist(), trace.sizes.tolist()
-    order: dict[str, list[int]] = {}
-    for number, job in enumerate(jobs):
-        order.setdefault(job, []).append(number)
-    waiting = [(0.0, job, 0) for job in sorted(order)]
-    elapsed, hits = {}, 0
-    read_ns = origin.read_ns(trace.sizes).tolist()
-    while waiting:
-        now, job, place = heapq.heappop(waiting)
-        number = order[job][place]
-        hit, _ = engine.request(int(trace.objects[number]), sizes[number], classes[number])
-        hits += hit
-        elapsed[job] = now + between_reads_ns.get(job, 0.0) + (0.0 if hit else read_ns[number])
-        if place + 1 < len(order[job]):
-            heapq.heappush(waiting, (elapsed[job], job, place + 1))
-    return JobOutcome(hits / max(len(trace), 1), elapsed)
 
 
 def parse_capacity(capacity: int | str, argument: str = "capacity") -> int | float:
