@@ -29,6 +29,8 @@ def graph() -> Graph:
 def test_settings_are_checked_and_written_back() -> None:
     (technique,) = parse("pipeline:4,schedule=async,micro_batches=1")
     assert str(technique) == "pipeline:4,micro_batches=1,schedule=async"
+    (technique,) = parse("pipeline:4,schedule=async,correction=0.135,warmup=9")
+    assert (technique.warmup_steps(), "correction=0.135,warmup=9" in str(technique)) == (9, True)
     for text, problem in (
         ("pipeline:1", "1 is not between 2 and"),
         ("pipeline:2,micro_batches=0", "0 is not between 1 and"),

@@ -33,13 +33,13 @@ class StageAction(NamedTuple):
     """One action of a stage.
 
     Attributes:
-        number: micro-batch, counted from the start of training; -1 for an update.
-        part: micro-batch within its step.
+        number: micro-batch, counted from the start of training; without meaning for an update.
+        part: micro-batch within its step; -1 for an update.
     """
 
     action: Action
-    number: int = -1
-    part: int = -1
+    number: int
+    part: int
 
 
 def actions_of(
@@ -49,7 +49,7 @@ def actions_of(
 
     Args:
         order: after the first `warmup` steps, which drain the pipeline.
-        steps: number of steps of the training; None if unlimited.
+        steps: of the training; None if unlimited.
     """
     first = warmup
     if step < warmup:
@@ -59,11 +59,8 @@ def actions_of(
         if own < first or (steps is not None and own >= steps):
             # The pipeline is filling, or draining after the last step.
             continue
-        if slot.action is Action.UPDATE:
-            yield StageAction(slot.action)
-        else:
-            number = own * order.micro_batches + slot.micro_batch
-            yield StageAction(slot.action, number, slot.micro_batch)
+        number = own * order.micro_batches + slot.micro_batch
+        yield StageAction(slot.action, number, slot.micro_batch)
 
 
 def need_separate(stages: Sequence[nn.Module]) -> None:

@@ -242,6 +242,10 @@ class Pipeline(Spreads):
             )
         run_as_stage(built, self)
 
+    def warmup_steps(self) -> int:
+        """Return `warmup`: these steps drain the pipeline."""
+        return self.warmup
+
     def code(self, workload: Workload) -> CodeChange | None:
         return self.by_hand("", "see torch.distributed.pipelining.pipeline and its schedules")
 
