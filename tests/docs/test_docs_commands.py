@@ -73,6 +73,8 @@ SHORT = {
 # Commands that are not run here, with the reasons.
 NOT_RUN = {
     "slipstream plan pretrain.toml": "tests/techniques/pretraining plans",
+    "slipstream prove train.py:make_workload -t masked_head -t masked_head+unpad -t "
+    "masked_head+unpad+amp:bf16": "needs an encoder; tests/techniques/pretraining has one",
     "slipstream pretrain pretrain.toml --resume": (
         "starts ranks; tests/techniques/pretraining trains on them"
     ),
