@@ -86,7 +86,7 @@ def test_reads_go_to_the_origin_if_the_fast_disk_fails(
 
 
 def test_a_killed_process_leaves_a_usable_folder(tmp_path: Path) -> None:
-    """What it was writing is removed; whole files are used."""
+    """Remove what it was writing; use whole files."""
     code = (
         "import itertools, sys\n"
         "from slipstream.engines.storage import ShardCache\n"
