@@ -28,7 +28,8 @@ _TIMES = {"time_ns": 1.0, "time": 1e9, "timestamp": 1e9, "time_s": 1e9, "time_ms
 _MAX_BYTES = 4 << 30
 _MAX_SIZE = 1 << 56
 _DAMAGE = (
-    "the message that begins here is cut off", "the field is malformed", "the trace id does not have 16 bytes",
+    "the message that begins here is cut off", "the field is malformed",
+    "the trace id does not have 16 bytes",
     "the span id or that of its parent does not have 8 bytes",
     "the time is not between 0 and 2^63 ns", "the size is not an integer between 0 and 64 PiB",
 )  # fmt: skip
