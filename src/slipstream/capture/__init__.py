@@ -1,6 +1,6 @@
 """Run a step a few times under the profiler and record it as a `Graph`."""
 
-from slipstream.capture.compiling import graph_breaks, put_compiled, use_compiled
+from slipstream.capture.compiling import put_compiled, use_compiled
 from slipstream.capture.program import MIN_STEPS, CaptureSettings, capture
 from slipstream.capture.regions import covered_tasks, max_repeats
 from slipstream.capture.statistics import STATISTICS
@@ -11,7 +11,6 @@ __all__ = [
     "CaptureSettings",
     "capture",
     "covered_tasks",
-    "graph_breaks",
     "max_repeats",
     "put_compiled",
     "use_compiled",

@@ -61,9 +61,8 @@ class GuidedSearch:
                 self.store.unlink(missing_ok=True)
         except KeyboardInterrupt:
             self.interrupted = True
-        return Found(
-            tuple(self._found[:_MAX_FOUND]), self._candidates, self._complete, self._elapsed()
-        )
+        found = tuple(self._found[:_MAX_FOUND])
+        return Found(found, self._candidates, self._complete, self._elapsed())
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._began
@@ -107,10 +106,10 @@ class GuidedSearch:
             return
         functions, met = self.closest
         counters = np.array([self._candidates, self._complete, met, *functions])
+        values = {"seen": seen, "counters": counters, **states._asdict()}
         try:
             self.store.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.store) as path, path.open("wb") as file:
-                values = {"seen": seen, "counters": counters, **states._asdict()}
                 np.savez(file, seconds=self._elapsed(), **values)
         except OSError:
             self.store = None  # a search need not be resumable

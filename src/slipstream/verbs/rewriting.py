@@ -120,7 +120,7 @@ def _search(
     from torch import Tag
     from torch._dynamo.utils import graph_break_reasons
 
-    from slipstream.capture import graph_breaks, put_compiled
+    from slipstream.capture.compiling import graph_breaks, put_compiled
     from slipstream.surgery.fx import trace_of
     from slipstream.techniques.rewrite.regions import traced_steps
     from slipstream.techniques.rewrite.rules import RuleStore, find_rules, known_places

@@ -189,10 +189,7 @@ class Expression:
     def from_json(cls, value: Any) -> Expression:
         """Return the expression that `to_json` encoded."""
         inputs, rows, result, constants = value
-        instructions = tuple(
-            Instruction(str(op), tuple(_decode(argument) for argument in arguments))
-            for op, arguments in rows
-        )
+        instructions = tuple(Instruction(str(op), tuple(map(_decode, row))) for op, row in rows)
         for instruction in instructions:
             function_of(instruction.op)
         return cls(int(inputs), instructions, Ref(int(result)), tuple(constants))

@@ -292,10 +292,8 @@ def pattern_of(
             place[node] = visit(node.all_input_nodes[0])
             return place[node]
         target: Any = node.target
-        arguments = tuple(
-            argument(value, str(declared.type))
-            for value, declared in zip(arguments_of(node), target._schema.arguments, strict=True)
-        )
+        pairs = zip(arguments_of(node), target._schema.arguments, strict=True)
+        arguments = tuple(argument(value, str(declared.type)) for value, declared in pairs)
         op = name_of(target)
         instructions.append(Instruction("max_values" if op == "max.dim" else op, arguments))
         place[node] = Ref(len(instructions) - 1)
@@ -371,9 +369,8 @@ def sizes_of(pattern: Expression, specs: Sequence[TensorSpec]) -> list[dict[int,
         Maps from an extent to another: extents that views join are products of others.
     """
     fixed, joined = {1}, dict[int, tuple[int, ...]]()
-    values = [
-        torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in specs
-    ]
+    values = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+              for spec in specs]  # fmt: skip
     with torch.no_grad():
         for instruction in pattern.instructions:
             first = instruction.arguments[0]

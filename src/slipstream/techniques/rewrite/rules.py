@@ -131,10 +131,8 @@ class RuleStore:
             for key, value in rows:
                 self._insert(key, json.loads(value))
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise SlipstreamError(
-                f"a stored rule cannot be read: {error}", where=str(self._path),
-                remedy="delete the file, and search again",
-            ) from error  # fmt: skip
+            what, remedy = f"a stored rule cannot be read: {error}", "delete it, and search again"
+            raise SlipstreamError(what, where=str(self._path), remedy=remedy) from error
 
     def _insert(self, key: str, value: Any) -> None:
         if value is None:
@@ -164,9 +162,8 @@ class RuleStore:
         """Write a result to the file, of this process or another's `report`."""
         self._insert(key, value)
         with errors_in_words(self._path), closing(open_database(self._path, _TABLES)) as database:
-            database.execute(
-                "INSERT OR REPLACE INTO result VALUES (?, ?)", (key, json.dumps(value))
-            )
+            row = key, json.dumps(value)
+            database.execute("INSERT OR REPLACE INTO result VALUES (?, ?)", row)
 
 
 def _judged(rule: Rule, store: RuleStore) -> Rule | None:
@@ -357,8 +354,8 @@ def use_rules(
 
     def change(module: GraphModule) -> GraphModule | None:
         traced = fx.trace_of(module)
-        known = known_places(traced, regions.traced_steps(traced), store, training)
-        places = [place for place in known if place.pattern.root.meta["val"].is_contiguous()]
+        found = known_places(traced, regions.traced_steps(traced), store, training)
+        places = [place for place in found if place.pattern.root.meta["val"].is_contiguous()]
         replacements = [
             fx.Replacement(
                 Replaced(place.rule.replacement, place.pattern.root.meta["val"]),

@@ -81,9 +81,7 @@ class Enumeration:
             except (RuntimeError, IndexError):
                 return
             self._samples = samples
-            self._projections = torch.randn(
-                2, 1 << 14, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
-            )
+            self._projections = torch.randn(2, 1 << 14, dtype=torch.float64, generator=generator)
             self._goal = self._fingerprint(self._targets[0])
             if self._goal is None:
                 return

@@ -76,10 +76,8 @@ class Rewrite(TechniqueSettings):
         edit, found, flow = Editor(graph, str(self)), _matches(graph, _rules()), flow_of(graph)
         for match in found:
             forward, both = match.settings.gains
-            before_ns, back_ns = (
-                float(graph.tasks.duration_ns[[*tasks]].sum())
-                for tasks in (match.forward, match.backward)
-            )
+            before_ns, back_ns = (float(graph.tasks.duration_ns[[*tasks]].sum())
+                                  for tasks in (match.forward, match.backward))  # fmt: skip
             after_ns = [before_ns / (forward or both)]
             if match.backward:
                 after_ns.append(max((before_ns + back_ns) / both - after_ns[0], 0.0))
@@ -96,9 +94,9 @@ class Rewrite(TechniqueSettings):
         first = max(min(match.forward[0] for match in found) - 1, 0)
         edit.insert(first, "guards and calls", _OVERHEAD_NS, Provenance.ASSUMED, spread=1.0)
         sources = dict.fromkeys(match.settings.replacement.source for match in found)
+        operators = sum(len(match.forward) for match in found)
         return edit.apply(
-            f"{len(found)} subgraphs of {sum(len(m.forward) for m in found)} operators become "
-            + "; ".join(sources),
+            f"{len(found)} subgraphs of {operators} operators become {'; '.join(sources)}",
             "the numbers in a recorded step's operators are unknown; apply compares them",
         )
 
@@ -144,9 +142,8 @@ class Rewrite(TechniqueSettings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Return no edit, but the known rules."""
-        return CodeChange(
-            "", note=f"by hand: slipstream synth rewrites {workload.name} lists what to write"
-        )
+        note = f"by hand: slipstream synth rewrites {workload.name} lists what to write"
+        return CodeChange("", note=note)
 
 
 @cached_per_graph
@@ -173,12 +170,8 @@ def _matches(graph: Graph, rules: tuple[Rule, ...]) -> tuple[Match, ...]:
         first = flow.call(forward[0])
         assert first is not None
         module = graph.task(tasks[root]).module.partition(".")[2]
-        found.append(
-            Match(
-                "rewrite", module, tuple(forward), tuple(backward), first.inputs[0],
-                last.outputs[0], {}, by_rows[rows],
-            )
-        )  # fmt: skip
+        found.append(Match("rewrite", module, tuple(forward), tuple(backward), first.inputs[0],
+                           last.outputs[0], {}, by_rows[rows]))  # fmt: skip
     return tuple(found)
 
 

@@ -59,22 +59,18 @@ def inputs_for(
     for spec in specs:
         if spec.dtype == "bool":
             tensors.append(torch.rand(spec.shape, generator=generator) < 0.5)
-            continue
-        if "float" not in spec.dtype:
+        elif "float" not in spec.dtype:
             tensors.append(torch.randint(0, classes, spec.shape, generator=generator))
-            continue
-        x = torch.randn(spec.shape, dtype=torch.float64, generator=generator)
-        tensors.append(_REGIMES[regime](x, generator))
+        else:
+            x = torch.randn(spec.shape, dtype=torch.float64, generator=generator)
+            tensors.append(_REGIMES[regime](x, generator))
     return tensors
 
 
 def why_different(
-    pattern: Expression,
-    replacement: Expression,
-    specs: Sequence[TensorSpec],
-    *,
+    pattern: Expression, replacement: Expression, specs: Sequence[TensorSpec], *,
     gradients: bool = True,
-) -> str | None:
+) -> str | None:  # fmt: skip
     """Return how the replacement differs from the pattern; None if no difference was found.
 
     Args:
@@ -94,10 +90,8 @@ def why_different(
     for sizes, regime in itertools.islice(trials, 4 * CHECKS):
         changed = resized(specs, sizes)
         exact = inputs_for(changed, regime, generator)
-        used = [
-            x.to(getattr(torch, spec.dtype)) if x.is_floating_point() else x
-            for x, spec in zip(exact, changed, strict=True)
-        ]
+        used = [x.to(getattr(torch, spec.dtype)) if x.is_floating_point() else x
+                for x, spec in zip(exact, changed, strict=True)]  # fmt: skip
         # Inputs that the dtype of use can represent.
         exact = [x.double() if x.is_floating_point() else x for x in used]
         try:
@@ -117,9 +111,8 @@ def why_different(
         reason = _compare(reference, rounded, noisy, actual, usual)
         while reason is not None and len(noisy) < _MAX_NOISY:
             forward, back = (eps, 0.0) if len(noisy) % 2 == 0 else (0.0, _BACKWARD_NOISE)
-            made = _passes(
-                pattern, exact, sizes, gradients, partial(_noise, forward, back, generator)
-            )
+            noise = partial(_noise, forward, back, generator)
+            made = _passes(pattern, exact, sizes, gradients, noise)
             scale = eps / (forward or back)
             noisy.append([(x - y) * scale for x, y in zip(made, reference, strict=True)])
             reason = _compare(reference, rounded, noisy, actual, usual)
