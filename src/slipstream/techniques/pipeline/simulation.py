@@ -24,7 +24,7 @@ from slipstream.techniques.pipeline.technique import Pipeline
 
 @dataclass(frozen=True)
 class PipelineHistory:
-    """What a simulated pipeline did.
+    """Losses and actions of a simulated pipeline.
 
     Attributes:
         losses: by step, the mean over its micro-batches.
