@@ -16,7 +16,7 @@ from torch import nn
 
 from slipstream.durations import Durations
 from slipstream.engines.storage import AccessTrace
-from slipstream.engines.storage.reading import READING_TASK, recorded_trace
+from slipstream.engines.storage.reading import READING_TASK, Fetches, recorded_trace
 from slipstream.engines.storage.technique import CachedFiles
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph, replace_tasks, replay
@@ -113,6 +113,16 @@ def test_waiting_shrinks_by_what_hits(graph: Graph, trace: Path, tmp_path: Path)
             )
         )
         assert whole < 0.2 * before < 0.4 * before < half < 0.8 * before
+
+
+def test_a_truncated_line_of_fetches_is_skipped(tmp_path: Path) -> None:
+    log = tmp_path / "fetches"
+    log.write_bytes(b'[7, 2, 10, 30, ["/a"]]\n[8, 0, 5, 5, []]\n[7, 2, 10, 30, ["/b"]')
+    found = Fetches.read(log)
+    assert found is not None
+    assert (found.workers, found.waiting_ns.tolist(), found.files) == (2, [30.0], ("/a",))
+    log.write_bytes(b"")
+    assert Fetches.read(log) is None
 
 
 def test_a_longer_run_is_assumed_where_reads_determine_it() -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,8 @@ class FetchLog:
                 worker = get_worker_info()
                 workers = 0 if worker is None else worker.num_workers
                 row = [id(fetcher.dataset), workers, cpu_ns, max(waited, 0), files]
-                os.write(self._file, (json.dumps(row) + "\n").encode("utf-8", "surrogatepass"))
+                with suppress(OSError):  # the disk is full
+                    os.write(self._file, (json.dumps(row) + "\n").encode())
 
         return timed
 
@@ -117,7 +119,8 @@ class Fetches:
     @classmethod
     def read(cls, path: Path) -> Fetches | None:
         """Return the fetches in a log; None if no file was opened in any."""
-        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+        lines = path.read_bytes().splitlines()
+        rows = [json.loads(line) for line in lines if line.endswith(b"]]")]
         opened = Counter(row[0] for row in rows if row[4])
         if not opened:
             return None
