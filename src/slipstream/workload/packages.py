@@ -9,7 +9,7 @@ from pathlib import Path
 def import_place(path: Path) -> tuple[Path, str]:
     """Return the folder from which a file is imported, and the name of its package.
 
-    A file with relative imports runs as with ``python -m package.file`` in the folder of its
+    A file with relative imports runs as with ``python -m package.file`` in the folder of the
     outermost package; any other as with ``python file.py``: from its folder, without a package.
     """
     folder = path.resolve().parent
