@@ -248,6 +248,7 @@ def _graph(
             "threads": threads,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "contended": times.contended(threads),
+            "loading_cpu_ns": min((step.cpu_ns for step in times.loading), default=0),
             "steps": len(times.wall_ns),
             "aligned_steps": len(aligned.length_ns),
             "unaligned_share": aligned.unaligned,

@@ -86,6 +86,11 @@ def test_file_reads_are_tasks_of_the_loaders_process(graph: Graph) -> None:
     # A sleep is not shorter than requested: four files of 2 ms, by all workers together.
     assert graph.tasks.duration_ns[reading(graph)].sum() >= 7e6
     assert replay(graph).step_ns >= 8e6 / max(workers, 1) * 0.9
+    takes = [graph.string(int(name)) == "data loading" for name in graph.tasks.name]
+    if workers:
+        # The step waits for the lanes, not also in its own task.
+        first = graph.tasks.duration_ns[takes][0]
+        assert first <= cast("int", graph.meta["loading_cpu_ns"])
     assert CachedFiles().why_not(graph) is None
     place = "in 2 workers" if workers else "in the step's process"
     assert any(f"for 4 files, {place}" in note for note in summary(graph).notes)

@@ -66,7 +66,8 @@ class FetchLog:
             if getattr(self._local, "files", None) is not None:
                 return original(fetcher, index)
             delay = self._delay()
-            self._local.files = files = []
+            files: list[str] = []
+            self._local.files = files
             queued, wall, cpu = delay.read(), time.perf_counter_ns(), time.thread_time_ns()
             try:
                 return original(fetcher, index)
@@ -155,6 +156,10 @@ def with_reads(graph: Graph, log: Path) -> Graph:
     spread = float((high - low) / 2 / max(wait_ns, 1.0))
     edit = Editor(graph, "")
     if fetches.workers:
+        # Of taking a batch, what is not waiting for a worker: the lanes determine that.
+        take_ns = float(graph.meta.get("loading_cpu_ns", np.inf)) / loads.size
+        taken_ns = np.minimum(tasks.duration_ns[loads], take_ns)
+        edit.set_duration(loads, taken_ns, Provenance.MEASURED)
         share = loads.size / fetches.workers
         busy_ns = float(fetches.cpu_ns[steady].mean())
         for worker in range(fetches.workers):
