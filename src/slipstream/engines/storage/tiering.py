@@ -212,9 +212,7 @@ def _best(saving: Float64s) -> npt.NDArray[np.int64]:
     return np.asarray(sums.argmax(1))
 
 
-def _stay(
-    past: _Files, class_of: Int32s, groups: Sequence[Int32s]
-) -> npt.NDArray[np.int64]:
+def _stay(past: _Files, class_of: Int32s, groups: Sequence[Int32s]) -> npt.NDArray[np.int64]:
     """Return the number of ages that files of each class stay on the fast tier, int64 [classes].
 
     Args:
