@@ -85,3 +85,5 @@ def test_traces_without_times_or_new_files_are_refused() -> None:
     old = AccessTrace.of(["a"] * 4, [1] * 4, time_ns=np.arange(4) * DAY_NS)
     with pytest.raises(SlipstreamError, match="no new files"):
         predict_tiers(old, SHEET)
+    with pytest.raises(SlipstreamError, match="has no reads"):
+        predict_tiers(AccessTrace.of(["a"], [1], time_ns=[DAY_NS]), SHEET)

@@ -180,11 +180,11 @@ def predict_tiers(trace: AccessTrace, prices: PriceSheet) -> TierPrediction:
     span_s = max(float(trace.time_ns[-1] - trace.time_ns[0]) / 1e9, 1e-6)
     edges = np.concatenate([[0.0], np.geomspace(span_s * 1e-5, span_s, _AGES)])
     classes, tokens = trace.classes()
+    groups = [of for _, of in back_off(*ranked_features(trace.first(half), classes[:half], tokens))]
     past, files = (_Files(part, prices, edges) for part in (trace.first(half), trace))
     new = files.first >= half
     if not new.any():
         raise InvalidArgumentError("trace", "has no new files in its second half")
-    groups = [of for _, of in back_off(*ranked_features(trace.first(half), classes[:half], tokens))]
     learned = _stay(past, classes[past.first], groups)[classes[files.first]]
     names = trace.names or ("",) * (int(trace.objects.max()) + 1)
     _, folder = distinct(str(PurePath(names[trace.objects[at]]).parent) for at in files.first)
