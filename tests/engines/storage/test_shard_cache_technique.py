@@ -56,12 +56,23 @@ def slow_step(folder: str, workers: int) -> Any:
     return step
 
 
-@pytest.fixture(scope="module", params=[0, 2])
-def graph(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Graph:
+def two_loaders(folder: str) -> Any:
+    plain = iter(torch.utils.data.DataLoader(torch.zeros(4000, 8), 4))
+    step = slow_step(folder, 0)
+    return lambda: step() + next(plain).sum()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     for number in range(50):
         (folder / f"{number:03d}.bin").write_bytes(bytes([number] * 8))
-    arguments = {"folder": str(folder), "workers": request.param}
+    return folder
+
+
+@pytest.fixture(scope="module", params=[0, 2])
+def graph(request: pytest.FixtureRequest, shards: Path) -> Graph:
+    arguments = {"folder": str(shards), "workers": request.param}
     workload = Workload(f"{__file__}:slow_step", arguments)
     return profile(workload, warmup=1, steps=3, threads=1, launches=False)
 
@@ -97,6 +108,12 @@ def test_file_reads_are_tasks_of_the_loaders_process(graph: Graph) -> None:
     assert "file reads" in str(explain(graph))
 
 
+def test_a_loader_that_opens_no_files_does_not_wait(shards: Path) -> None:
+    workload = Workload(f"{__file__}:two_loaders", {"folder": str(shards)})
+    found = profile(workload, warmup=1, steps=3, threads=1, launches=False)
+    assert np.count_nonzero(reading(found)) == 1
+
+
 def test_a_step_that_waits_for_no_file_is_refused(graph: Graph) -> None:
     short = replace_tasks(graph, duration_ns=np.where(reading(graph), 1.0, graph.tasks.duration_ns))
     reason = CachedFiles().why_not(short)
@@ -123,6 +140,8 @@ def test_waiting_shrinks_by_what_hits(graph: Graph, trace: Path, tmp_path: Path)
 def test_a_truncated_line_of_fetches_is_skipped(tmp_path: Path) -> None:
     log = tmp_path / "fetches"
     log.write_bytes(b'[7, 2, 10, 30, ["/a"]]\n[8, 0, 5, 5, []]\n[7, 2, 10, 30, ["/b"]')
+    with log.open("ab") as file:  # continues the line
+        file.write(b'[7, 2, 10, 30, ["/c"]]\n[7, 2, 10, 30')
     found = Fetches.read(log)
     assert found is not None
     assert (found.workers, found.waiting_ns.tolist(), found.files) == (2, [30.0], ("/a",))
@@ -186,6 +205,9 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidArgumentError, match="no files below"):
         CachedFiles(origin=str(tmp_path / "empty"), folder=str(tmp_path)).prepare()
+    for folder in (tmp_path, tmp_path / "fast"):
+        with pytest.raises(InvalidArgumentError, match="must not be in"):
+            CachedFiles(origin=str(tmp_path), folder=str(folder)).prepare()
 
 
 def test_the_spec_is_read() -> None:

@@ -120,8 +120,10 @@ class Fetches:
     @classmethod
     def read(cls, path: Path) -> Fetches | None:
         """Return the fetches in a log; None if no file was opened in any."""
-        lines = path.read_bytes().splitlines()
-        rows = [json.loads(line) for line in lines if line.endswith(b"]]")]
+        rows = []
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError):  # truncated
+                rows.append(json.loads(line))
         opened = Counter(row[0] for row in rows if row[4])
         if not opened:
             return None
@@ -173,7 +175,10 @@ def with_reads(graph: Graph, log: Path) -> Graph:
                 )  # fmt: skip
             edit.connect(last, int(loads[0]), Dependency.DATA, lag=1)
     else:
-        rest = np.maximum(tasks.duration_ns[loads] - waiting.min(), 0.0)
+        # The end of an epoch, or another loader, waits for no file.
+        least_ns = float(waiting.min())
+        loads = loads[tasks.duration_ns[loads] >= least_ns / 2]
+        rest = np.maximum(tasks.duration_ns[loads] - least_ns, 0.0)
         edit.set_duration(loads, rest, Provenance.MEASURED)
         edit.insert_all(
             loads, READING_TASK, wait_ns, Provenance.MEASURED, before=True, spread=spread,

@@ -113,6 +113,8 @@ class CachedFiles(TechniqueSettings):
         origin, size = os.path.realpath(self.origin), self.capacity
         if not os.path.isdir(origin):
             raise InvalidArgumentError("shard_cache:origin", f"{self.origin} is not a folder")
+        if f"{os.path.realpath(self.folder)}/".startswith(f"{origin}/"):
+            raise InvalidArgumentError("shard_cache:folder", "must not be in the origin's folder")
         if size.endswith("%"):
             sizes = reads(import_trace(self.trace)) if self.trace else _below(origin)
             size = str(capacity_of(sizes, size))
