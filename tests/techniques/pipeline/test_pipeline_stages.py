@@ -133,6 +133,28 @@ def test_a_model_with_its_own_forward_is_cut_at_its_blocks() -> None:
         assert answer == pytest.approx(losses, rel=1e-5)
 
 
+class Overwrites(nn.Module):
+    """Operators that overwrite a tensor, and whose results are not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        nn.functional.relu(x, inplace=True)
+        x.clamp_(max=1.0)
+        return self.second(x)
+
+
+def test_traced_layers_overwrite_what_the_model_overwrites() -> None:
+    torch.manual_seed(0)
+    model, x = Overwrites(), torch.randn(8, 16)
+    names, layers = zip(*chain(model, "test"), strict=True)
+    assert names == ("first", "second")
+    assert torch.equal(functools.reduce(lambda value, layer: layer(value), layers, x), model(x))
+
+
 def partly_frozen() -> tuple[nn.Sequential, Any, Any, Any]:
     """Return layers without gradients before the others, with batch norm in evaluation mode."""
     model, (x, y), loss, _ = parts()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import fx, nn
+from torch.fx._symbolic_trace import _assert_is_none
 
 from slipstream.errors import WorkloadError
 from slipstream.units import with_article
@@ -94,7 +95,8 @@ def _traced_layers(model: nn.Module, technique: str) -> Iterator[tuple[str, nn.M
         raise WorkloadError(f"{what}, which cannot be traced: {reason}", remedy=remedy) from error
     # The trace checks that optional arguments have their defaults; a layer has none.
     for node in reversed(graph.nodes):
-        if node.target is torch._assert or (node.op == "call_function" and not node.users):
+        checks = node.target is operator.eq and not node.users
+        if checks or node.target in (torch._assert, _assert_is_none):
             graph.erase_node(node)
     # Parameters are read where they are used.
     nodes = [n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
@@ -118,12 +120,13 @@ def _traced_layers(model: nn.Module, technique: str) -> Iterator[tuple[str, nn.M
             starts[latest], latest = passed, 0
         passing[node] = None
     if len(inputs) != 1 or len(starts) < 2:
-        shared = [str(n.target) for n in nodes if n.op == "call_module"]
-        raise WorkloadError(
-            f"{what}, which cannot be cut: several tensors pass between its modules "
-            f"{', '.join(shared[:4]) or '(none)'}",
-            remedy=remedy,
-        )
+        called = [str(n.target) for n in nodes if n.op == "call_module"]
+        reason = f"several tensors pass between its modules {', '.join(called[:4])}"
+        if len(inputs) != 1:
+            reason = f"its forward reads {len(inputs)} tensors"
+        elif len(called) < 2:
+            reason = "its forward calls fewer than two modules"
+        raise WorkloadError(f"{what}, which cannot be cut: {reason}", remedy=remedy)
     (result,) = (node.args[0] for node in graph.nodes if node.op == "output")
     for begin, end in itertools.pairwise([*starts, len(nodes)]):
         part = fx.Graph()
