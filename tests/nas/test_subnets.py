@@ -291,6 +291,16 @@ def test_training_stops_at_the_first_step_that_is_not_finite(first: float, text:
     assert all(p.isfinite().all() for p in net.parameters())
 
 
+def test_training_continues_if_only_the_norm_of_the_gradients_overflows() -> None:
+    net = Supernet(
+        derive_space(nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 2)), torch.ones(2, 4))
+    )
+    batches = [(torch.ones(2, 4), torch.zeros(2))]
+    fit(net, lambda: batches, lambda out, _: out.sum() * 1e25,
+        torch.optim.SGD(net.parameters(), lr=1e-30))  # fmt: skip
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [

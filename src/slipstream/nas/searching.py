@@ -92,8 +92,10 @@ def fit(
                         raise _diverged(step, "loss", _first_infinite(net, inputs))
                 gradients = {n: p.grad for n, p in net.net.named_parameters() if p.grad is not None}
                 if not nn.utils.get_total_norm(list(gradients.values())).isfinite():
-                    bad = next(n for n, g in gradients.items() if not g.isfinite().all())
-                    raise _diverged(step, "gradient", f"the gradient of {bad}")
+                    # The norm of finite gradients can overflow, too.
+                    for name, gradient in gradients.items():
+                        if not gradient.isfinite().all():
+                            raise _diverged(step, "gradient", f"the gradient of {name}")
                 optimizer.step()
     finally:
         net.configure(space.full)
