@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import control_functions as functions
 import pytest
@@ -13,6 +15,7 @@ from slipstream.engines.controller import (
     Controller,
     Engine,
     engine_by_name,
+    ray_engine,
     run_program,
     sharded,
 )
@@ -110,6 +113,20 @@ def test_hosts_run_once_they_are_started() -> None:
             engine.start([2])
     finally:
         engine.stop()
+
+
+def test_ray_shuts_down_before_its_processes_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for them."""
+    calls: list[str] = []
+    shutdown = functools.partial(calls.append, "shutdown")
+    ray = SimpleNamespace(is_initialized=lambda: False, shutdown=shutdown)
+    monkeypatch.setattr(ray_engine, "ray_module", lambda: ray)
+    monkeypatch.setattr(ray_engine, "start_ray", lambda *_: [])
+    monkeypatch.setattr(ray_engine, "end_processes", lambda _: calls.append("kill"))
+    engine = ray_engine.RayEngine()
+    engine.start([])
+    engine.stop()
+    assert calls == ["shutdown", "kill"]
 
 
 def test_a_host_does_not_start_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

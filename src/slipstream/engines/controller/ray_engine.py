@@ -18,12 +18,12 @@ class RayEngine(Engine):
     def __init__(self) -> None:
         self._ray = ray_module()
         super().__init__()
-        if not self._ray.is_initialized():
-            self._stack.callback(self._ray.shutdown)
 
     def start(self, hosts: Sequence[int]) -> None:
         if not self._ray.is_initialized():
+            # After Ray has shut down, which takes longer without its processes.
             self._stack.callback(end_processes, start_ray(self._ray, len(hosts), None))
+            self._stack.callback(self._ray.shutdown)
         super().start(hosts)
 
     def _spawn(self, host: int) -> Any:
