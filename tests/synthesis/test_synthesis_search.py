@@ -53,6 +53,17 @@ def test_all_programs_that_differ_are_rivals_and_a_question_decides() -> None:
     assert str(found.program) == "MAXIMUM"
 
 
+def test_no_question_is_repeated() -> None:
+    found = ss.synth.from_examples([([1, 2, 3], [1, 4, 9])], max_length=3)
+    asked: list[Any] = []
+    # The last rivals agree wherever all of them are valid.
+    while (question := found.ask()) is not None:
+        assert question not in asked
+        asked.append(question)
+        found = found.answer(question, [value**2 for value in question[0]])  # type: ignore[union-attr]
+    assert str(found.program) == "MAP **2"
+
+
 def test_longer_programs_that_meet_the_examples_are_rivals_too() -> None:
     names = ("SORT", "MAP *2", "FILTER >0", "SUM")
     truth = ss.synth.Program(tuple(NAMES.index(name) for name in names))

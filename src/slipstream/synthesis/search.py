@@ -84,12 +84,12 @@ class Synthesis:
             return None
         weights = np.array([rival.weight for rival in self.rivals])
 
-        def negative_information(probe: int) -> float:
-            # Where a rival is invalid, its function may have no output.
+        def negative_information(probe: int) -> tuple[float, float]:
+            # Where a rival is invalid, its function may have no output: such inputs come last.
             valid = self.results[:, probe] != 0
             outcomes = np.unique(self.results[valid, probe], return_inverse=True)[1]
             shares = np.bincount(outcomes.ravel(), weights[valid])
-            return float(shares @ np.log(shares / shares.sum()))
+            return float(shares @ np.log(shares / shares.sum())), abs(float(shares.sum()) - 0.5)
 
         return self.probes[min(range(len(self.probes)), key=negative_information)]
 
