@@ -136,6 +136,9 @@ def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
     torch.save({"model": {}}, tmp_path / "other" / "checkpoint.pt")
     with pytest.raises(SlipstreamError, match="the checkpoint does not fit the model: Error"):
         pretrain(replace(config, ranks=1, output=str(tmp_path / "other")), resume=True)
+    (tmp_path / "other" / "checkpoint.pt").write_bytes(b"")
+    with pytest.raises(SlipstreamError, match="does not fit the model: EOFError"):
+        pretrain(replace(config, ranks=1, output=str(tmp_path / "other")), resume=True)
     longer = (replace(config.phases[0], length=13),)
     with pytest.raises(SlipstreamError, match="the model fails on a sequence of 13 tokens"):
         pretrain(replace(config, phases=longer, ranks=1, output=str(tmp_path / "longer")))

@@ -300,9 +300,12 @@ class _Trainer:
                 self.module.load_state_dict(saved["model"])
                 built.optimizer.load_state_dict(saved["optimizer"])
                 self.losses, self.rates = saved["losses"], saved["rates"]
-            except (RuntimeError, LookupError, ValueError, EOFError, UnpicklingError) as error:
+            except (
+                RuntimeError, LookupError, TypeError, ValueError, EOFError, UnpicklingError
+            ) as error:  # fmt: skip
+                reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise SlipstreamError(
-                    f"the checkpoint does not fit the model: {str(error).splitlines()[0]}",
+                    f"the checkpoint does not fit the model: {reason}",
                     where=str(path), remedy="continue with the workload that wrote it",
                 ) from error  # fmt: skip
         join(rank, ranks, f"{folder}/store", 60.0)
