@@ -60,6 +60,7 @@ def test_bad_options_are_refused(trace: Path) -> None:
         (["predict", str(trace), "--size", "200%"], "--size: '200%'"),
         (["prove", str(trace), "--size", "0"], "--size: 0"),
         (["predict", str(trace), "--policies", "lruu"], "lruu"),
+        (["predict", str(trace), "--policies", ","], "names no policy"),
         (["predict", str(trace), "--latency", "soon"], "--latency"),
         (["prove", str(trace), "--policies", "belady"], "belady"),
         (["record", "-o", "run.txt", "--", "true"], "run.txt"),

@@ -37,8 +37,12 @@ _ByBytes = Annotated[
     bool, typer.Option("--by-bytes", help="Rank objects for bytes that hit, not for requests.")
 ]
 _Policies = Annotated[
-    str | None, typer.Option("--policies", metavar="NAME,...", help="By default the usual ones.")
-]
+    str,
+    typer.Option(
+        "--policies", metavar="NAME,...",
+        help="Of lru, fifo, sieve, s3fifo, lirs, wtinylfu, learned, auto, belady.",
+    ),
+]  # fmt: skip
 _DRAWN = ("lru", "s3fifo", "wtinylfu", "learned", "belady")
 _Latency = Annotated[str, typer.Option("--latency", help="Of a read from the origin.")]
 _Bandwidth = Annotated[str, typer.Option("--bandwidth", help="Of a read from the origin.")]
@@ -132,7 +136,7 @@ def profile(
 def predict(
     trace: _Trace,
     size: _Size = "10%",
-    policies: _Policies = None,
+    policies: _Policies = "lru,s3fifo,lirs,wtinylfu,learned,auto,belady",
     latency: _Latency = "20ms",
     bandwidth: _Bandwidth = "50MB/s",
     price: Annotated[
@@ -155,7 +159,7 @@ def predict(
     slipstream storage predict run.npz --size 10% --latency 20ms --bandwidth 50MB/s
     """
     from slipstream.engines.storage import PriceSheet, import_trace, predict_cache, predict_tiers
-    from slipstream.engines.storage.simulating import DEFAULT_POLICIES, parse_capacity
+    from slipstream.engines.storage.simulating import parse_capacity
 
     if prices is not None:
         sheet = PriceSheet.load(prices)
@@ -166,7 +170,7 @@ def predict(
     origin = _origin(latency, bandwidth, price)
     with progress("predict") as report:
         found = predict_cache(
-            import_trace(trace, skip_bad=skip_bad), size, _names(policies) or DEFAULT_POLICIES,
+            import_trace(trace, skip_bad=skip_bad), size, _names(policies),
             origin, by_bytes=by_bytes, progress=report,
         )  # fmt: skip
     emit_result(found, found.table(), as_json=as_json)
@@ -176,7 +180,7 @@ def predict(
 def prove(
     trace: _Trace,
     size: _Size = "20%",
-    policies: _Policies = None,
+    policies: _Policies = "lru,auto",
     latency: _Latency = "20ms",
     bandwidth: _Bandwidth = "50MB/s",
     reads: Annotated[int, typer.Option(help="Number of reads to replay.", min=1)] = 2000,
@@ -194,14 +198,19 @@ def prove(
     origin = _origin(latency, bandwidth, 0.0)
     with progress("prove") as report:
         found = prove_cache(
-            import_trace(trace, skip_bad=skip_bad), size, _names(policies) or ("lru", "auto"),
+            import_trace(trace, skip_bad=skip_bad), size, _names(policies),
             origin, max_reads=reads, progress=report,
         )  # fmt: skip
     emit_result(found, found.table(), as_json=as_json)
 
 
-def _names(policies: str | None) -> list[str]:
-    return [name.strip() for name in (policies or "").split(",") if name.strip()]
+def _names(policies: str) -> list[str]:
+    from slipstream.errors import InvalidArgumentError
+
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    if not names:
+        raise InvalidArgumentError("--policies", "names no policy", remedy="for example lru,auto")
+    return names
 
 
 def _origin(latency: str, bandwidth: str, price: float) -> StorageOrigin:
