@@ -22,6 +22,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.graph import PROVENANCES, Graph, StepPhase, replace_tasks
 from slipstream.provenance import Provenance
 from slipstream.tables import Column, Table
+from slipstream.technique import parse
 from slipstream.techniques.pretraining.training import PretrainingConfig
 from slipstream.units import (
     format_bytes,
@@ -115,14 +116,15 @@ class PretrainingPlan:
         low, high = (format_duration(hours * _HOUR_NS) for hours in (run.low, run.high))
         rows += [
             [_CHECKPOINTING, "yes" if saves else "no", "needed to fit the memory" if saves else
-             "slower, and not needed to fit the memory"],
+             "not needed to fit the memory"],
             ["micro-batch", str(run.micro_batch), "the fastest that fits" if len(self.sizes) > 1
              else "that of the workload; " + (self.fixed or "the global batch allows no other")],
             ["accumulation", ", ".join(map(str, run.accumulation)), "per phase: global batch / "
              f"({run.workers} x {run.micro_batch})"],
             ["devices", str(run.workers), f"{format_percent(run.efficiency)} weak-scaling "
              "efficiency, simulated"],
-            ["gradients", run.wire or "float32", "on the wire; the faster one"],
+            ["gradients", run.wire or "float32", "on the wire" if run.workers > 1 else
+             "a single device exchanges none"],
             ["memory", format_bytes(run.peak_bytes), "peak tensor memory of a device, simulated"],
             ["time", format_duration(run.hours * _HOUR_NS), f"90 % interval {low} to {high}; rests "
              f"on {run.rests_on}"],
@@ -165,9 +167,9 @@ def plan_pretraining(
     ways = list(_ways(config, steps, cluster))
     if not ways:
         raise SlipstreamError(
-            f"every global batch is smaller than the recorded batch of {graph.samples}, and no "
-            f"other micro-batch can be predicted: {steps[0].fixed}", where=config.workload,
-            remedy="raise global_batch, or record a smaller batch",
+            f"micro_batch or a global_batch is smaller than the recorded batch of {graph.samples}, "
+            f"and no other micro-batch can be predicted: {steps[0].fixed}", where=config.workload,
+            remedy="raise it, or record a smaller batch",
         )  # fmt: skip
     device = None if cluster is None else cluster.device
     size = None if device is None else device.memory_bytes
@@ -200,9 +202,10 @@ def _ladder(
     """Return the techniques of one device that are faster, and the gain of each."""
     best: Predicted | None = None
     gains: dict[str, float] = {}
-    for rung in config.techniques.split("+") if config.techniques else RUNGS:
+    for name in config.techniques.split("+") if config.techniques else RUNGS:
+        (rung,) = map(str, parse(name))
         text = rung if best is None else f"{best.technique}+{rung}"
-        if best is not None and rung == "fused_optimizer" and "fused_lamb" in best.technique:
+        if best is not None and name == "fused_optimizer" and "fused_lamb" in best.technique:
             continue
         (prediction,) = predictor(graph, [text])
         if not isinstance(prediction, Predicted):

@@ -132,11 +132,21 @@ def test_techniques_that_do_not_apply_are_refused() -> None:
         plan(replace(CONFIG, techniques="masked_head+fused_lamb"))
 
 
-def test_global_batches_below_the_recorded_one_are_refused() -> None:
+def test_batches_below_the_recorded_one_are_refused() -> None:
     graph = replace(timed_by_bytes(graph_of(bert)), shrunk=())
-    config = replace(CONFIG, phases=(TrainingPhase(1, 2),))
-    with pytest.raises(SlipstreamError, match="smaller than the recorded batch of 5"):
-        plan_pretraining(config, graph, durations=cast("Durations", BytesMoved()))
+    for config in (replace(CONFIG, phases=(TrainingPhase(1, 2),)), replace(CONFIG, micro_batch=2)):
+        with pytest.raises(SlipstreamError, match="is smaller than the recorded batch of 5"):
+            plan_pretraining(config, graph, durations=cast("Durations", BytesMoved()))
+
+
+def test_techniques_of_the_run_are_shown_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.verbs.pretraining.RUNGS", ("fused_optimizer",))
+    found = plan(replace(CONFIG, techniques="", cluster=""))
+    assert found.chosen is not None
+    assert found.chosen.techniques == "fused_optimizer:fused"
+    rows = {row[0]: row[1:] for row in found.table().rows}
+    assert rows["fused_optimizer:fused"][1] == "predicted on the recorded step"
+    assert rows["gradients"] == ["float32", "a single device exchanges none"]
 
 
 def test_a_cluster_that_cannot_hold_the_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
