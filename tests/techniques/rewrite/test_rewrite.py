@@ -133,10 +133,11 @@ def test_a_damaged_rule_is_reported_with_its_file(tmp_path: Path) -> None:
     assert again.rules() == [rule]
     assert again.is_refuted(replace(rule, replacement=SOFTMAX))
     assert again.fruitless == {"pattern"}
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE result SET value = '[[1, 2], null]'")
-    with pytest.raises(SlipstreamError, match=r"rules\.db"):
-        RuleStore(path)
+    for value in ("[[1, 2], null]", "[]"):
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE result SET value = ?", (value,))
+        with pytest.raises(SlipstreamError, match=r"rules\.db"):
+            RuleStore(path)
     path.write_text("[]" * 600)
     with pytest.raises(SlipstreamError, match=r"rules\.db"):
         RuleStore(path)

@@ -130,7 +130,7 @@ class RuleStore:
         try:
             for key, value in rows:
                 self._insert(key, json.loads(value))
-        except (AttributeError, TypeError, ValueError, KeyError) as error:
+        except (AttributeError, TypeError, ValueError, LookupError) as error:
             what, remedy = f"a stored rule cannot be read: {error}", "delete it, and search again"
             raise SlipstreamError(what, where=str(self._path), remedy=remedy) from error
 
