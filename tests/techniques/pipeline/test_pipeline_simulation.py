@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import slipstream as ss
-from slipstream.cluster.orders import asynchronous_order
+from slipstream.cluster.orders import Action, Order, Slot, asynchronous_order
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.technique import parse
 from slipstream.techniques.pipeline.technique import Pipeline
@@ -164,6 +164,7 @@ def test_rates_follow_a_scheduler_and_are_restored() -> None:
 def test_what_cannot_be_simulated_is_refused() -> None:
     layers, batches = model_and_batches()
     optimizer = torch.optim.SGD(nn.Sequential(*layers).parameters(), 0.1)
+    loss = nn.functional.mse_loss
     for count, spec, problem in (
         (3, "ddp:2", "'ddp:2' is not a pipeline"),
         (2, "pipeline:3", "there are 2, but the schedule has 3"),
@@ -171,8 +172,22 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         with pytest.raises(InvalidArgumentError, match=problem):
             ss.pipeline.simulate(layers[:count], batches, math.dist, optimizer, spec)
     with pytest.raises(WorkloadError, match="12 samples do not make 5 equal micro-batches"):
+        ss.pipeline.simulate(layers, batches, loss, optimizer, "pipeline:3,micro_batches=5")
+    x, y = batches[0]
+    for batch in ((x, y[:4]), (x,), (x, None)):
+        with pytest.raises(WorkloadError, match="batch 1 is not two tensors of equal length"):
+            ss.pipeline.simulate(layers, [batch], loss, optimizer, "pipeline:3")  # type: ignore[list-item]
+    with pytest.raises(WorkloadError, match=r"\(LSTM\) returns a tuple"):
         ss.pipeline.simulate(
-            layers, batches, nn.functional.mse_loss, optimizer, "pipeline:3,micro_batches=5"
+            [nn.LSTM(x.shape[1], 4), *layers[1:]], batches, loss, optimizer, "pipeline:3"
+        )
+    rows = ("F0 B0 F1 B1 U", "F0 F1 B0 B1 U")
+    slots = [
+        tuple(Slot(Action(text[0]), int(text[1:] or -1)) for text in row.split()) for row in rows
+    ]
+    with pytest.raises(InvalidArgumentError, match="its stages wait for each other"):
+        ss.pipeline.simulate(
+            layers[:2], batches, loss, optimizer, "pipeline:2", order=Order(2, tuple(slots))
         )
     layers[2] = layers[0]
     with pytest.raises(WorkloadError, match=r"'2.weight' of stage 3 is shared .* 1 and 3"):

@@ -13,6 +13,7 @@ from torch import nn
 from slipstream.cluster.orders import Action, Order
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.technique import parse
+from slipstream.techniques.distributed.chains import layer_messages
 from slipstream.techniques.pipeline.passes import (
     StageAction,
     StagePasses,
@@ -61,11 +62,13 @@ def simulate(
         order: overrides the slots of the schedule, for example with lockstep delays.
 
     Raises:
-        InvalidArgumentError: `technique` is not a pipeline, or has another number of stages.
-        WorkloadError: a batch does not make equal micro-batches, or stages share parameters.
+        InvalidArgumentError: `technique` is not a pipeline or has another number of stages, or
+            `order` never ends.
+        WorkloadError: a batch is not two tensors that make equal micro-batches, a stage returns no
+            tensor, or stages share parameters.
     """
     if isinstance(technique, str):
-        (parsed, *others) = parse(technique)
+        parsed, *others = parse(technique)
         if others or not isinstance(parsed, Pipeline):
             raise InvalidArgumentError(
                 "technique", f"'{technique}' is not a pipeline", remedy="for example pipeline:4"
@@ -79,13 +82,21 @@ def simulate(
     need_separate(stages)
     run = _Simulation(stages, loss, optimizer, technique, order)
     step = 0
-    for step, (inputs, targets) in enumerate(batches, 1):
-        if len(inputs) % order.micro_batches:
+    for step, batch in enumerate(batches, 1):
+        lengths = {len(part) if isinstance(part, torch.Tensor) else None for part in batch}
+        if len(batch) != 2 or len(lengths) != 1 or None in lengths:
             raise WorkloadError(
-                f"{len(inputs)} samples do not make {order.micro_batches} equal micro-batches",
+                f"batch {step} is not two tensors of equal length", remedy="pass inputs and targets"
+            )
+        (samples,) = lengths
+        if not samples or samples % order.micro_batches:
+            raise WorkloadError(
+                f"{samples} samples do not make {order.micro_batches} equal micro-batches",
                 remedy="drop the last batch, or use fewer micro-batches",
             )
-        parts = [part.chunk(order.micro_batches) for part in (inputs, targets)]
+        parts = [part.chunk(order.micro_batches) for part in batch]
+        if step == 1:
+            layer_messages(stages, parts[0][0].clone())
         run.period(step - 1, None, *parts)
     for late in range(order.max_shift):
         run.period(step + late, step)
@@ -119,10 +130,14 @@ class _Simulation:
             deque(actions_of(self._order, self._warmup, stage, step, steps))
             for stage in range(len(self.passes))
         ]
-        while any(queues):
+        while remaining := sum(map(len, queues)):
             for stage, queue in enumerate(queues):
                 while queue and self._run(stage, queue[0], inputs, targets):
                     queue.popleft()
+            if remaining == sum(map(len, queues)):
+                raise InvalidArgumentError(
+                    "order", "its stages wait for each other", remedy="change the order of slots"
+                )
 
     def _run(self, stage: int, todo: StageAction, inputs: Any, targets: Any) -> bool:
         """Run an action; return False if its data are not available yet."""
