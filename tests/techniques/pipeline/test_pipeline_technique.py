@@ -149,5 +149,9 @@ def test_stable_rates_are_those_of_the_largest_eigenvalue_of_the_hessian() -> No
     assert found.rates == pytest.approx(expected, rel=1e-3)
     assert found.stay_synchronous(299)
     assert not found.stay_synchronous(300)
+    norm = nn.BatchNorm1d(5)
+    ss.pipeline.stable_rates(nn.Sequential(norm, model), (x, y), nn.functional.mse_loss, order)
+    assert norm.num_batches_tracked == 0
+    assert not norm.get_buffer("running_mean").any()
     with pytest.raises(WorkloadError, match="curvature of Linear cannot be computed"):
         ss.pipeline.stable_rates(model.requires_grad_(False), (x, y), nn.functional.mse_loss, order)

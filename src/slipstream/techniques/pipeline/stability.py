@@ -67,7 +67,7 @@ def stable_rates(model: Any, batch: tuple[Any, Any], loss: Any, order: Order) ->
     """Return the stable learning rates of a model in a pipeline, by power iteration on a batch.
 
     Args:
-        model: its weights and gradients are unchanged.
+        model: its weights, buffers and gradients are unchanged.
         batch: inputs and targets.
         loss: mean loss of an output and targets.
         order: slots of the stages, for example ``Pipeline(4, 1, "async").order``.
@@ -78,12 +78,13 @@ def stable_rates(model: Any, batch: tuple[Any, Any], loss: Any, order: Order) ->
     import torch
 
     parameters = [p for p in model.parameters() if p.requires_grad]
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
     curvature = 0.0
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             vector = [torch.randn_like(p) for p in parameters]
-            value = loss(model(batch[0]), batch[1])
+            value = loss(torch.func.functional_call(model, buffers, (batch[0],)), batch[1])
         gradients = torch.autograd.grad(value, parameters, create_graph=True)
         for _ in range(_POWER_ITERATIONS):
             norm = torch.stack([v.square().sum() for v in vector]).sum().sqrt().clamp_min(1e-30)
