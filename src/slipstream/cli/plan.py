@@ -25,7 +25,21 @@ def command(
 ) -> None:
     """Plan the pre-training of an encoder: techniques, devices, accumulation, time and money.
 
-    slipstream plan pretrain.toml
+    The file has at least the workload, a cluster, and tables [[phases]] in order of the training:
+
+    \b
+        workload = "train.py:make_workload"   # (model, batch, loss, optimizer)
+        cluster = "workers=16,link=10gbit"
+        price_per_hour = 0.5                  # dollars per device
+        budget = 100.0                        # or deadline = "72 h"
+        [[phases]]
+        steps = 9000
+        global_batch = 1024
+        length = 128
+
+    It may set memory, techniques and micro_batch; if not, they are chosen.
+
+        slipstream plan pretrain.toml
     """
     from slipstream.cluster import Cluster
     from slipstream.techniques.pretraining.training import PretrainingConfig

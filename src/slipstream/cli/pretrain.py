@@ -20,7 +20,19 @@ def command(
 ) -> None:
     """Pre-train an encoder on a sharded corpus; ranks that die are left out.
 
-    slipstream pretrain pretrain.toml --resume
+    The file is that of `slipstream plan`, without a cluster and with a corpus:
+
+    \b
+        workload = "train.py:make_workload"   # (model, batch, loss, optimizer)
+        corpus = "corpus"                     # from ss.pretraining.write_shards
+        output = "run"                        # checkpoint and losses
+        mask_token = 4
+        ranks = 2
+        [[phases]]
+        steps = 9000
+        global_batch = 1024
+
+        slipstream pretrain pretrain.toml --resume
     """
     from slipstream.tables import Column, Table
     from slipstream.techniques.pretraining.training import PretrainingConfig, pretrain
