@@ -66,6 +66,27 @@ def test_a_function_in_a_package(drive_forked: Callable[..., Any]) -> None:
     assert found.result[:2] == ["outer.inner.net", 2]
 
 
+_FALLBACK = """
+try:
+    from . import net
+except ImportError:
+    import net
+"""
+
+
+@pytest.mark.parametrize("function", [None, "make"])
+def test_a_file_that_also_runs_outside_its_package(
+    drive_forked: Callable[..., Any], package: Path, function: str | None
+) -> None:
+    (package / "net.py").write_text("import sibling\n" + _NET)
+    (package / "sibling.py").touch()
+    text = _FALLBACK + _TRAIN.replace("from .net import Net", "Net = net.Net").replace(
+        "from ..settings import RATE", "RATE = 0.1"
+    )
+    found = drive_forked(text, look, name="outer/inner/train.py", function=function)
+    assert found.result is not None, found.what
+
+
 def test_the_folder_follows_packages_and_levels(package: Path) -> None:
     train = package / "train.py"
     train.write_text("import net\n")
@@ -77,5 +98,7 @@ def test_the_folder_follows_packages_and_levels(package: Path) -> None:
     assert import_place(train) == (package.parent, "inner")
     train.write_text("from ..settings import RATE\n")
     assert import_place(train) == (package.parents[1], "outer.inner")
+    train.write_text("from .................. import x\n")
+    assert import_place(train)[0] == Path(train.anchor)
     train.write_text("from . import (\n")
     assert import_place(train) == (package, "")

@@ -24,7 +24,7 @@ from slipstream.units import with_article
 from slipstream.workload.built import BuiltWorkload, build_from, prepare
 from slipstream.workload.guard import FileGuard
 from slipstream.workload.lines import UserLines, project_root
-from slipstream.workload.packages import import_place
+from slipstream.workload.packages import extend_path
 from slipstream.workload.providers import build_from_providers, family_of
 from slipstream.workload.recipe import Workload
 from slipstream.workload.script import ARGPARSE, leave_process_group, run_script
@@ -113,9 +113,7 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
 
     leave_process_group()
     path = workload.path.resolve()
-    folder, package = import_place(path)
-    # First, as with `python file.py`, so that its imports work.
-    sys.path.insert(0, str(folder))
+    package = extend_path(path)
     # Under the file's name, for pickling and self-imports of the user's code; but a file called
     # random.py must not replace the module that torch has imported.
     name = f"{package}.{path.stem}" if package else path.stem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 
@@ -19,7 +20,22 @@ def import_place(path: Path) -> tuple[Path, str]:
         return folder, ""
     levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names: list[str] = []
-    while len(names) < max(levels, default=0) or (names and (folder / "__init__.py").exists()):
+    while folder != folder.parent and (
+        len(names) < max(levels, default=0) or (names and (folder / "__init__.py").exists())
+    ):
         names.insert(0, folder.name)
         folder = folder.parent
     return folder, ".".join(names)
+
+
+def extend_path(path: Path) -> str:
+    """Make a file's imports possible; return the name of its package.
+
+    Its own folder is searched last, for relative imports with a fallback: ``python file.py`` works,
+    too.
+    """
+    folder, package = import_place(path)
+    sys.path.insert(0, str(folder))
+    if package:
+        sys.path.append(str(path.resolve().parent))
+    return package

@@ -39,7 +39,7 @@ from slipstream.workload.built import (
 )
 from slipstream.workload.lines import Line, UserLines, project_root
 from slipstream.workload.loops import moved, other_loops
-from slipstream.workload.packages import import_place
+from slipstream.workload.packages import extend_path, import_place
 from slipstream.workload.recipe import Workload, workload_functions
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ class _Script(Generic[T]):
         register_optimizer_step_post_hook(self._discover)
         self._discovery.note_losses()
         prepare(self._workload.techniques)
-        sys.path.insert(0, str(import_place(self._path)[0]))
+        extend_path(self._path)
         text = self._path.read_text(encoding="utf-8", errors="replace")
         if _INFERS.search(text) and not _TRAINS.search(text):
             self._discovery.called = self._discover_call
