@@ -445,6 +445,36 @@ def test_recording_loses_nothing_of_threads_and_counts_memory_maps(
     assert trace.notes == {"memory maps, whose reads are not recorded": 1}
 
 
+_SIGNALS = """
+import signal
+count = 0
+def read(number, frame):
+    global count
+    count += 1
+    open("b.bin", "rb").close()
+signal.signal(signal.SIGALRM, read)
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 7e-4)
+for _ in range(60_000):
+    open("a.bin", "rb").close()
+signal.setitimer(signal.ITIMER_REAL, 0)
+open(f"{count}.txt", "w").close()
+"""
+
+
+def test_recording_loses_nothing_of_signal_handlers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(b"1")
+    monkeypatch.chdir(tmp_path)
+    trace, _ = record_trace([sys.executable, "-c", _SIGNALS])
+    (count,) = tmp_path.glob("*.txt")
+    names = [Path(trace.names[item]).name for item in trace.objects]
+    assert names.count("a.bin") == 60_000
+    assert names.count("b.bin") == int(count.stem)
+    assert trace.notes == {}
+
+
 def test_recording_refuses_what_it_cannot_see() -> None:
     with pytest.raises(UsageError, match="empty"):
         record_trace([])

@@ -31,21 +31,23 @@ class _Log:
         self.write(f"P\t{_escaped(' '.join(sys.orig_argv[:8]))}\n")
 
     def extend(self) -> None:
-        self.file = os.open(f"{self.name}.{self.chunks:06d}", os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(self.file, _CHUNK)
-        self.map, self.at = mmap.mmap(self.file, _CHUNK), 0
-        os.close(self.file)
+        number, self.chunks = self.chunks, self.chunks + 1
+        file = os.open(f"{self.name}.{number:06d}", os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(file, _CHUNK)
+        self.file = file
+        self.map, self.at = mmap.mmap(file, _CHUNK), 0
         self.file = -1
-        self.chunks += 1
+        os.close(file)
 
     def write(self, line: str) -> None:
         data = line.encode("utf-8", "surrogateescape")
+        size = len(data)
         with self.lock:
-            if self.at + len(data) > _CHUNK:
+            if self.at + size > _CHUNK:
                 self.extend()
-            # Reserved first: a signal handler or finalizer may write in between.
-            begin, self.at = self.at, self.at + len(data)
-            self.map[begin : begin + len(data)] = data
+            # Reserved without a call: a signal handler or finalizer may write during any.
+            begin, self.at, target = self.at, self.at + size, self.map
+            target[begin : begin + size] = data
 
 
 def _start() -> None:
