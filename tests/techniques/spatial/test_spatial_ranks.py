@@ -105,6 +105,19 @@ def test_tiles_give_the_numbers_of_one_process(tiles: tuple[int, int]) -> None:
                 torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-6)
 
 
+def padded(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 2, 1, padding=40), nn.AdaptiveAvgPool2d(1)), images()
+    expected = model(x).detach()
+    partition(model, x, 1, 3)
+    return model(x).detach(), expected
+
+
+def test_a_tile_may_need_padding_alone() -> None:
+    for output, expected in run_ranks(3, padded):
+        torch.testing.assert_close(output, expected)
+
+
 def replicated(rank: int) -> list[torch.Tensor | None]:
     """Return gradients of two replicas with two tiles each."""
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]

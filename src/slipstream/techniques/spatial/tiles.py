@@ -147,9 +147,10 @@ class _Halo(torch.autograd.Function):
         sends = _parts(x, ctx.dim, ctx.own[0], ctx.sent)
         receives = _parts(out, ctx.dim, ctx.low, ctx.received)
         _swap(ctx, sends, receives)
-        before, after = max(-ctx.low, 0), max(high - owned[-1][1], 0)
+        size, rows = owned[-1][1], high - ctx.low
+        before, after = min(max(-ctx.low, 0), rows), min(max(high - size, 0), rows)
         out.narrow(ctx.dim, 0, before).fill_(fill)
-        out.narrow(ctx.dim, high - ctx.low - after, after).fill_(fill)
+        out.narrow(ctx.dim, rows - after, after).fill_(fill)
         return out
 
     @staticmethod
