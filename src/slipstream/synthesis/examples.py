@@ -109,8 +109,10 @@ class Examples:
     def probes(self, count: int, generator: np.random.Generator) -> list[Inputs]:
         """Return random inputs in the range of the examples', every other with few values."""
         columns = list(zip(*self.inputs, strict=True))
-        return [tuple(_like(column, generator, few=row % 2 == 1) for column in columns)
-                for row in range(count)]  # fmt: skip
+        return [
+            tuple(_like(column, generator, few=row % 2 == 1) for column in columns)
+            for row in range(count)
+        ]
 
 
 def _example(row: Any) -> tuple[Any, Any]:

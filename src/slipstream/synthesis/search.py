@@ -198,8 +198,13 @@ def _results(programs: Iterable[tuple[int, ...]], probes: Sequence[Inputs]) -> N
     for _, group in itertools.groupby(programs, len):
         rows = np.array([*group], np.uint8)
         parts = (run(task, rows) for task in tasks)
-        hashes = [hashed(part.lists.reshape(-1, 1, MAX_LIST), part.counts.reshape(-1, 1))
-                  .reshape(part.counts.shape) * (part.counts != -2) for part in parts]  # fmt: skip
+        hashes = [
+            hashed(part.lists.reshape(-1, 1, MAX_LIST), part.counts.reshape(-1, 1)).reshape(
+                part.counts.shape
+            )
+            * (part.counts != -2)
+            for part in parts
+        ]
         blocks.append(np.concatenate(hashes, 1))
     return np.concatenate(blocks)
 

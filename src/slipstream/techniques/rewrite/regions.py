@@ -93,8 +93,10 @@ def recorded_steps(graph: Graph) -> tuple[list[Step], list[int]]:
     operations, lasting = operations_of(graph)
     forward = [o for o in operations if o.part == StepPhase.FORWARD and not is_view_call(o.call)]
     inputs = [tuple(value for value, _ in o.reads) for o in forward]
-    specs = [[spec for spec, n in zip(o.call.inputs, traffic(o.call).reads, strict=True) if n]
-             for o in forward]  # fmt: skip
+    specs = [
+        [spec for spec, n in zip(o.call.inputs, traffic(o.call).reads, strict=True) if n]
+        for o in forward
+    ]
     return _steps(forward, inputs, specs, lasting), [o.task for o in forward]
 
 
@@ -207,8 +209,11 @@ def matched(steps: Sequence[Step], rows: Sequence[Row], root: int) -> frozenset[
         operands = rows[row][2]
         if len(operands) != len(steps[n].operands):
             return None
-        queue += [pair for pair in zip(operands, steps[n].operands, strict=True)
-                  if pair[0] < 0 or bound.get(pair[0]) != pair[1]]  # fmt: skip
+        queue += [
+            pair
+            for pair in zip(operands, steps[n].operands, strict=True)
+            if pair[0] < 0 or bound.get(pair[0]) != pair[1]
+        ]
     members = frozenset(bound.values())
     closed = all(n == root or steps[n].readers <= members for n in members)
     disjoint = len(members) == len(bound) and members.isdisjoint(outside.values())
@@ -369,8 +374,9 @@ def sizes_of(pattern: Expression, specs: Sequence[TensorSpec]) -> list[dict[int,
         Maps from an extent to another: extents that views join are products of others.
     """
     fixed, joined = {1}, dict[int, tuple[int, ...]]()
-    values = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
-              for spec in specs]  # fmt: skip
+    values = [
+        torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in specs
+    ]
     with torch.no_grad():
         for instruction in pattern.instructions:
             first = instruction.arguments[0]

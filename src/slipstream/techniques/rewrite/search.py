@@ -106,8 +106,9 @@ class Enumeration:
             pairs = [(-2, -1), (1, 2)] if rank >= 3 else [(-2, -1)] if rank == 2 else []
             views: list[_Step] = [("transpose", (n, *pair)) for pair in pairs]
             views += [("unsqueeze", (n, -1))] * (0 < rank < 4)
-            views += [("squeeze", (n, d)) for d in (-1, -2)
-                      if -d <= rank and value.tensor.shape[d] == 1]  # fmt: skip
+            views += [
+                ("squeeze", (n, d)) for d in (-1, -2) if -d <= rank and value.tensor.shape[d] == 1
+            ]
             for op, arguments in views:
                 yield from self._try(op, arguments, listed, value.level)
 
@@ -185,16 +186,22 @@ class Enumeration:
         if level > 1:
             return
         goal = self._targets[0]
-        tensors = [n for n in inputs if values[n].tensor.dim() >= 3
-                   and values[n].tensor.is_floating_point()]  # fmt: skip
+        tensors = [
+            n
+            for n in inputs
+            if values[n].tensor.dim() >= 3 and values[n].tensor.is_floating_point()
+        ]
         for q, k, v in itertools.permutations(tensors, 3):
             a, b, c = (values[n].tensor for n in (q, k, v))
             fits = a.shape[-1] == b.shape[-1] and b.shape[:-1] == c.shape[:-1]
             scores = (*a.shape[:-1], b.shape[-2])
             if not fits or goal.shape != (*scores[:-1], c.shape[-1]) or b.shape[:-2] != scores[:-2]:
                 continue
-            masks = [n for n in inputs if n not in (q, k, v)
-                     and _broadcast(values[n].tensor.shape, scores) == scores]  # fmt: skip
+            masks = [
+                n
+                for n in inputs
+                if n not in (q, k, v) and _broadcast(values[n].tensor.shape, scores) == scores
+            ]
             for mask in (None, *masks):
                 shown = None if mask is None else Ref(mask)
                 for scale in (None, 1.0, *scales):

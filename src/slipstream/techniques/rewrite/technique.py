@@ -76,8 +76,10 @@ class Rewrite(TechniqueSettings):
         edit, found, flow = Editor(graph, str(self)), _matches(graph, _rules()), flow_of(graph)
         for match in found:
             forward, both = match.settings.gains
-            before_ns, back_ns = (float(graph.tasks.duration_ns[[*tasks]].sum())
-                                  for tasks in (match.forward, match.backward))  # fmt: skip
+            before_ns, back_ns = (
+                float(graph.tasks.duration_ns[[*tasks]].sum())
+                for tasks in (match.forward, match.backward)
+            )
             after_ns = [before_ns / (forward or both)]
             if match.backward:
                 after_ns.append(max((before_ns + back_ns) / both - after_ns[0], 0.0))
@@ -170,8 +172,12 @@ def _matches(graph: Graph, rules: tuple[Rule, ...]) -> tuple[Match, ...]:
         first = flow.call(forward[0])
         assert first is not None
         module = graph.task(tasks[root]).module.partition(".")[2]
-        found.append(Match("rewrite", module, tuple(forward), tuple(backward), first.inputs[0],
-                           last.outputs[0], {}, by_rows[rows]))  # fmt: skip
+        found.append(
+            Match(
+                "rewrite", module, tuple(forward), tuple(backward), first.inputs[0],
+                last.outputs[0], {}, by_rows[rows],
+            )
+        )  # fmt: skip
     return tuple(found)
 
 

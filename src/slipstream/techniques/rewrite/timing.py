@@ -37,8 +37,11 @@ def gains(
     It is 0 for a pass that cannot run. The inputs have the strides of use, which decide what is
     copied.
     """
-    calls = [Call("slipstream::rewrite()", (each.key, tuple(specs), backward), ()).to_json()
-             for backward in (False, True) for each in (pattern, replacement)]  # fmt: skip
+    calls = [
+        Call("slipstream::rewrite()", (each.key, tuple(specs), backward), ()).to_json()
+        for backward in (False, True)
+        for each in (pattern, replacement)
+    ]
     answers = microbenchmark.run(calls, torch.get_num_threads(), roughly=True)
     times = [float(answer.get("nanoseconds", math.nan)) for answer in answers]
     forward, both = times[0] / times[1], times[2] / times[3]

@@ -68,9 +68,12 @@ def inputs_for(
 
 
 def why_different(
-    pattern: Expression, replacement: Expression, specs: Sequence[TensorSpec], *,
+    pattern: Expression,
+    replacement: Expression,
+    specs: Sequence[TensorSpec],
+    *,
     gradients: bool = True,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Return how the replacement differs from the pattern; None if no difference was found.
 
     Args:
@@ -90,8 +93,10 @@ def why_different(
     for sizes, regime in itertools.islice(trials, 4 * CHECKS):
         changed = resized(specs, sizes)
         exact = inputs_for(changed, regime, generator)
-        used = [x.to(getattr(torch, spec.dtype)) if x.is_floating_point() else x
-                for x, spec in zip(exact, changed, strict=True)]  # fmt: skip
+        used = [
+            x.to(getattr(torch, spec.dtype)) if x.is_floating_point() else x
+            for x, spec in zip(exact, changed, strict=True)
+        ]
         # Inputs that the dtype of use can represent.
         exact = [x.double() if x.is_floating_point() else x for x in used]
         try:
