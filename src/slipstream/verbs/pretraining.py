@@ -349,6 +349,8 @@ def _ways(
                 passes = tuple(math.ceil(batch / (n * size)) for batch in batches)
                 bound_ns = _total_ns(config, step.at(0, size), step.at(1, size), passes)
                 peak = step.at(3 if max(passes) > 1 else 2, size * longest)
+                if not step.curves:
+                    peak *= longest  # an upper bound, since parameters do not grow
                 yield _Way(step, n, size, passes, bound_ns, round(peak))
 
 

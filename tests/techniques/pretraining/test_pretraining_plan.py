@@ -132,6 +132,18 @@ def test_techniques_that_do_not_apply_are_refused() -> None:
         plan(replace(CONFIG, techniques="masked_head+fused_lamb"))
 
 
+def test_longer_sequences_take_more_memory_if_other_batches_are_unknown() -> None:
+    graph = replace(timed_by_bytes(graph_of(bert)), shrunk=())
+    first, longer = (
+        plan_pretraining(
+            replace(CONFIG, cluster="", phases=CONFIG.phases[:count]), graph,
+            durations=cast("Durations", BytesMoved()),
+        ).runs[0]
+        for count in (1, 2)
+    )  # fmt: skip
+    assert longer.peak_bytes == 4 * first.peak_bytes
+
+
 def test_batches_below_the_recorded_one_are_refused() -> None:
     graph = replace(timed_by_bytes(graph_of(bert)), shrunk=())
     for config in (replace(CONFIG, phases=(TrainingPhase(1, 2),)), replace(CONFIG, micro_batch=2)):
