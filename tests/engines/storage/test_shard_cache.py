@@ -96,8 +96,7 @@ def test_a_killed_process_leaves_a_usable_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
-        while running.stdout.readline() != b"60\n":
-            pass
+        assert b"60\n" in iter(running.stdout.readline, b"")
         running.kill()
     (tmp_path / ".99.cached.0123abcd").write_bytes(b"9")
     cache = ShardCache(tmp_path, 20_000, lambda name: name.encode() * 500, policy="lru")
