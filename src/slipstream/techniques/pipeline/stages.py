@@ -165,9 +165,11 @@ class Stage:
         return self._whole_loss(total)
 
     def settle(self) -> None:
-        """Wait until everything that was sent has arrived."""
+        """Wait until everything that any stage sent has arrived; all stages call this."""
         while self._sent:
             self._wait_for_oldest()
+        # A stage must not end while others send what it does not use.
+        dist.barrier(self._group)
 
     def _forward(self, number: int, part: int) -> torch.Tensor:
         x = self._receive(_FORWARD, self.rank - 1, number) if self.rank else self._inputs[part]
