@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import time
 from typing import Any
 
 import pytest
@@ -101,6 +102,23 @@ class Blocks(nn.Module):
         return self.head(x * self.scale)
 
 
+class Overwrites(nn.Module):
+    """Operators that overwrite a tensor: results that are not used, and the input of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x.mul_(0.5)
+        nn.functional.relu(x, inplace=True)
+        x = self.second(x)
+        x = self.third(nn.functional.relu(x, inplace=True)) + x
+        return self.head(x)
+
+
 class Skipped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -110,49 +128,34 @@ class Skipped(nn.Module):
         return self.first(x) + self.second(x)
 
 
-def blocks() -> tuple[nn.Module, Any, Any, Any]:
+def blocks(kind: type[nn.Module]) -> tuple[nn.Module, Any, Any, Any]:
     _, batch, loss, _ = parts()
-    model = Blocks()
+    model = kind()
     return model, batch, loss, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 
 
-def run_blocks(technique: Pipeline, rank: int) -> list[float]:
-    built = build_from(blocks(), (technique,), 0, "test")
+def run_blocks(kind: type[nn.Module], technique: Pipeline, rank: int) -> list[float]:
+    built = build_from(blocks(kind), (technique,), 0, "test")
     losses = [float(built.step()) for _ in range(STEPS)]
     built.settle()
     return losses
 
 
-def test_a_model_with_its_own_forward_is_cut_at_its_blocks() -> None:
-    model = blocks()[0]
-    names = [name for name, _ in chain(model, "test")]
-    assert names == ["enter.0", "enter.1", "blocks.0.0", "blocks.1.0", "blocks.2.0", "head"]
-    built = build_from(blocks(), (), 0, "test")
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        (Blocks, ["enter.0", "enter.1", "blocks.0.0", "blocks.1.0", "blocks.2.0", "head"]),
+        (Overwrites, ["first", "second", "third", "head"]),
+    ],
+)
+def test_a_model_with_its_own_forward_is_cut_at_its_blocks(
+    kind: type[nn.Module], layers: list[str]
+) -> None:
+    assert [name for name, _ in chain(kind(), "test")] == layers
+    built = build_from(blocks(kind), (), 0, "test")
     losses = [float(built.step()) for _ in range(STEPS)]
-    for answer in run_ranks(3, functools.partial(run_blocks, Pipeline(3, 4, "1f1b"))):
+    for answer in run_ranks(3, functools.partial(run_blocks, kind, Pipeline(3, 4, "1f1b"))):
         assert answer == pytest.approx(losses, rel=1e-5)
-
-
-class Overwrites(nn.Module):
-    """Operators that overwrite a tensor, and whose results are not used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        nn.functional.relu(x, inplace=True)
-        x.clamp_(max=1.0)
-        return self.second(x)
-
-
-def test_traced_layers_overwrite_what_the_model_overwrites() -> None:
-    torch.manual_seed(0)
-    model, x = Overwrites(), torch.randn(8, 16)
-    names, layers = zip(*chain(model, "test"), strict=True)
-    assert names == ("first", "second")
-    assert torch.equal(functools.reduce(lambda value, layer: layer(value), layers, x), model(x))
 
 
 def partly_frozen() -> tuple[nn.Sequential, Any, Any, Any]:
@@ -223,6 +226,20 @@ def test_asynchronous_stages_train_like_simulated_ones(
             after = number - warmup * order.micro_batches
             version = order.version(rank, after, Action(action)) if after >= 0 else 0
             assert updates == (warmup + version if after >= 0 else number // order.micro_batches)
+
+
+def late(rank: int) -> None:
+    built = build_from(parts(), (Pipeline(2, 1, "async"),), 0, "test")
+    for step in range(6):
+        time.sleep(0.5 * (rank and step == 5))
+        built.step()
+    built.settle()
+
+
+def test_stages_settle_once_the_last_one_has() -> None:
+    """The first stage of an asynchronous pipeline does not use the gradients of the last steps."""
+    for answer in run_ranks(2, late):
+        assert not isinstance(answer, Exception), answer
 
 
 def lost(technique: Pipeline, rank: int) -> None:

@@ -138,9 +138,7 @@ def _traced_layers(model: nn.Module, technique: str) -> Iterator[tuple[str, nn.M
             copies[node] = part.node_copy(node, copies.__getitem__)
         part.output(fx.map_arg(starts.get(end, result), copies.__getitem__))
         called = [str(node.target) for node in nodes[begin:end] if node.op == "call_module"]
-        layer: Any = fx.GraphModule(model, part, type(model).__name__)
-        layer.inplace = bool(called) and getattr(model.get_submodule(called[0]), "inplace", False)
-        yield called[0] if called else "", layer
+        yield called[0] if called else "", fx.GraphModule(model, part, type(model).__name__)
 
 
 def writable(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -177,7 +175,7 @@ class LayerMessage(NamedTuple):
 
 
 def layer_messages(layers: Sequence[nn.Module], x: torch.Tensor) -> list[LayerMessage]:
-    """Return what follows each layer.
+    """Return what follows each layer; mark layers that overwrite their input, for `writable`.
 
     Raises:
         WorkloadError: a layer returns something other than a tensor.
@@ -185,9 +183,12 @@ def layer_messages(layers: Sequence[nn.Module], x: torch.Tensor) -> list[LayerMe
     messages, trains = [], False
     modes = [(module, module.training) for layer in layers for module in layer.modules()]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        value = x
+        value = x.clone()
         for number, layer in enumerate(layers):
-            value = layer.eval()(writable(layer, value))
+            source, version = value, value._version
+            value = layer.eval()(source)
+            if source._version != version:
+                vars(layer)["inplace"] = True
             if not isinstance(value, torch.Tensor):
                 raise WorkloadError(
                     f"layer {number} ({type(layer).__name__}) returns "

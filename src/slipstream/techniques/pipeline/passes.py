@@ -14,6 +14,7 @@ Source: Yang et al., "PipeMare", MLSys 2021, arXiv 1910.05124.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,7 +96,6 @@ class StagePasses:
     ) -> None:  # fmt: skip
         self.module, self._loss, self._optimizer = module, loss, optimizer
         self._returns, self._trains = returns, trains
-        self._overwrites = any(getattr(layer, "inplace", False) for layer in module.modules())
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         own = set(self._parameters)
         self._groups = [
@@ -118,6 +118,10 @@ class StagePasses:
         # By micro-batch: input and output of its forward pass.
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._split: dict[int, Any] = {}
+
+    @functools.cached_property
+    def _overwrites(self) -> bool:
+        return any(getattr(layer, "inplace", False) for layer in self.module.modules())
 
     @property
     def in_flight(self) -> int:

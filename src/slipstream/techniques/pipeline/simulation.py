@@ -96,7 +96,7 @@ def simulate(
             )
         parts = [part.chunk(order.micro_batches) for part in batch]
         if step == 1:
-            layer_messages(stages, parts[0][0].clone())
+            layer_messages(stages, parts[0][0])
         run.period(step - 1, None, *parts)
     for late in range(order.max_shift):
         run.period(step + late, step)
