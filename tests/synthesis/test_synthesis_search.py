@@ -55,11 +55,11 @@ def test_all_programs_that_differ_are_rivals_and_a_question_decides() -> None:
 
 def test_no_question_is_repeated() -> None:
     found = ss.synth.from_examples([([1, 2, 3], [1, 4, 9])], max_length=3)
-    asked: list[Any] = []
+    questions: list[Any] = []
     # The last rivals agree wherever all of them are valid.
     while (question := found.ask()) is not None:
-        assert question not in asked
-        asked.append(question)
+        assert question not in questions
+        questions.append(question)
         found = found.answer(question, [value**2 for value in question[0]])  # type: ignore[union-attr]
     assert str(found.program) == "MAP **2"
 
