@@ -55,8 +55,9 @@ def test_plan_and_training(slipstream: Any, file: Path) -> None:
     run = slipstream("plan", str(file), "--json")
     assert run.returncode == 0, run.stderr
     plan = json.loads(run.stdout)
-    assert plan["chosen"]["accumulation"] == [2]
-    assert plan["chosen"]["techniques"] == "masked_head"
+    chosen = plan["chosen"]
+    assert [chosen["micro_batch"] * number for number in chosen["accumulation"]] == [4]
+    assert chosen["techniques"] == "masked_head"
     run = slipstream("pretrain", str(file), "--json")
     assert run.returncode == 0, run.stderr
     assert len(json.loads(run.stdout)["losses"]) == 3

@@ -34,7 +34,8 @@ def _ray(
 ) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+    # Not the token: Ray keeps the first one of a process, which another test may have set.
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         patch.delenv(name, raising=False)
     try:
         import ray
