@@ -431,10 +431,13 @@ def _import_rows(options: BenchOptions) -> Iterator[Bar]:
     bar = "OTLP protobuf: import over python-protobuf, parsing and reading the same fields"
     if not options.wants(bar, 30):
         return
-    if importlib.util.find_spec("opentelemetry") is None:
+    try:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+    except ImportError:
         yield not_judged(bar, "x", ">= 3", "the package opentelemetry-proto is not installed")
         return
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     options.progress(bar)
     count = 200_000 if options.full else 20_000
