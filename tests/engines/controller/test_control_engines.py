@@ -13,12 +13,12 @@ import torch
 
 from slipstream.engines.controller import (
     Controller,
-    Engine,
     engine_by_name,
     ray_engine,
     run_program,
     sharded,
 )
+from slipstream.engines.controller.actors import ActorEngine
 from slipstream.engines.controller.host import HostRuntime
 from slipstream.errors import (
     ChildError,
@@ -28,7 +28,7 @@ from slipstream.errors import (
     UnknownNameError,
     UsageError,
 )
-from slipstream.ranks.members import Members
+from slipstream.ranks.members import Frame, Members
 
 EXAMPLE = Path(__file__).parents[3] / "examples/control_stages.py"
 LIMIT_S = 120.0
@@ -92,7 +92,7 @@ def test_a_member_that_cannot_start_is_named(forked: None) -> None:
         members.stop()
 
 
-class Slow(Engine):
+class Slow(ActorEngine):
     """An engine whose actors run once they are awaited, except on host 2."""
 
     def _spawn(self, host: int) -> list[int]:
@@ -101,6 +101,13 @@ class Slow(Engine):
     def _await(self, actor: list[int]) -> None:
         if actor.pop() == 2:
             raise RuntimeError("out of memory")
+
+    def _post(self, actor: list[int], message: object, payload: bytes) -> None: ...
+
+    def _receive(self, actor: list[int]) -> list[Frame]:
+        raise EOFError
+
+    def _end(self, actors: object) -> None: ...
 
 
 def test_hosts_run_once_they_are_started() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import importlib
 import queue
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.errors import ChildError, SlipstreamError, UnknownNameError
+from slipstream.errors import ChildError, UnknownNameError
 from slipstream.files import temporary_folder
 from slipstream.ranks.members import Frame, drained
 
@@ -19,35 +19,25 @@ _ENGINES = {
 }  # fmt: skip
 
 
-class Engine:
-    """Starts hosts, and exchanges frames with their `HostRuntime`; by default, hosts are actors."""
+class Engine(abc.ABC):
+    """Starts hosts, and exchanges frames with their `HostRuntime`."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._folder = str(self._stack.enter_context(temporary_folder("control")))
-        self._actors: dict[int, Any] = {}
         self._events: queue.SimpleQueue[tuple[int, Frame | ChildError]] = queue.SimpleQueue()
 
+    @abc.abstractmethod
     def start(self, hosts: Sequence[int]) -> None:
         """Start hosts with these numbers; returns once they run.
 
         Raises:
             SlipstreamError: a host cannot be started.
         """
-        for host in hosts:
-            self._actors[host] = self._spawn(host)
-        for host in hosts:
-            actor = self._actors[host]
-            try:
-                self._await(actor)
-            except Exception as error:
-                raise SlipstreamError(f"host {host} cannot be started: {error}") from error
-            threading.Thread(target=self._listen, args=(host, actor), daemon=True).start()
 
+    @abc.abstractmethod
     def send(self, host: int, message: Mapping[str, Any], payload: bytes = b"") -> None:
         """Send to a host, in order; returns at once. Failures arrive through `gather`."""
-        if (actor := self._actors.get(host)) is not None:
-            self._post(actor, dict(message), payload)
 
     def gather(self, timeout_s: float) -> list[tuple[int, Frame | ChildError]]:
         """Return what hosts sent, waiting for the first frame; an error if a host has ended."""
@@ -55,43 +45,8 @@ class Engine:
 
     def stop(self, hosts: Sequence[int] | None = None) -> None:
         """End hosts; by default all, and everything that the engine started."""
-        numbers = list(self._actors) if hosts is None else hosts
-        self._end([actor for host in numbers if (actor := self._actors.pop(host, None))])
         if hosts is None:
             self._stack.close()
-
-    def _listen(self, host: int, actor: Any) -> None:
-        try:
-            while self._actors.get(host) is actor:
-                for frame in self._receive(actor):
-                    self._events.put((host, frame))
-        except Exception as error:
-            self._lose(host, actor, str(error))
-
-    def _lose(self, host: int, actor: Any, reason: str) -> None:
-        if self._actors.get(host) is actor:
-            self._events.put((host, ChildError(f"its actor ended: {reason.strip()}")))
-
-    # An engine with actors implements these.
-
-    def _spawn(self, host: int) -> Any:
-        """Begin to start a host; return its actor."""
-        raise NotImplementedError
-
-    def _await(self, actor: Any) -> None:
-        """Wait until an actor runs."""
-        raise NotImplementedError
-
-    def _post(self, actor: Any, message: dict[str, Any], payload: bytes) -> None:
-        """Pass a message to an actor's host."""
-        raise NotImplementedError
-
-    def _receive(self, actor: Any) -> Iterable[Frame]:
-        """Return events of an actor's host, waiting for the first."""
-        raise NotImplementedError
-
-    def _end(self, actors: Sequence[Any]) -> None:
-        """End actors."""
 
 
 def engine_by_name(name: str) -> Engine:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.engines.controller.engine import Engine
+from slipstream.engines.controller.actors import ActorEngine
 from slipstream.engines.controller.host import HostRuntime
 from slipstream.errors import MissingExtraError
 from slipstream.ranks.members import Frame
@@ -23,7 +23,7 @@ class _Host:
     receiver: Any
 
 
-class MonarchEngine(Engine):
+class MonarchEngine(ActorEngine):
     """Hosts are actors in processes of `this_host`; they meet through files of this machine."""
 
     def __init__(self) -> None:

@@ -6,13 +6,13 @@ import queue
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.engines.controller.engine import Engine
+from slipstream.engines.controller.actors import ActorEngine
 from slipstream.engines.controller.host import HostRuntime
 from slipstream.engines.trials.ray_executor import end_processes, ray_module, start_ray
 from slipstream.ranks.members import Frame, drained
 
 
-class RayEngine(Engine):
+class RayEngine(ActorEngine):
     """Hosts are actors that need no CPU of Ray's; they meet through files of this machine."""
 
     def __init__(self) -> None:
