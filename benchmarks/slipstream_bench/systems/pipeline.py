@@ -25,7 +25,7 @@ from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream.workload.built import build_from
-from slipstream_bench.harness import paired
+from slipstream_bench.harness import Ratio, paired
 from slipstream_bench.lab import Turn, arms_on_ranks, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
@@ -111,30 +111,30 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     for micro_batches, target in _SPEEDS.items():
         bar = f"async against gpipe, 2 processes, {micro_batches} micro-batches"
         if options.wants(bar, 20.0):
-            options.progress(bar)
-            with arms_on_ranks(2, turns, micro_batches=micro_batches) as arms:
-                runs = paired(
-                    arms, clock="wall", blocks=25 if options.full else 9,
-                    budget_s=60.0 if options.full else 15.0,
-                )  # fmt: skip
-            yield runs.ratio("gpipe", "async").at_least(
-                bar, target, detail=f"limit {1 + 1 / micro_batches:g}, {_LAYERS} layers"
-            )
+            ratio = _ratio(options, bar, turns, "gpipe", micro_batches)
+            limit = f"limit {1 + 1 / micro_batches:g}, {_LAYERS} layers"
+            yield ratio.at_least(bar, target, detail=limit)
     # Torch's schedule needs as many micro-batches as stages.
     for micro_batches in (2, 4):
         bar = f"async against torch's 1F1B, 2 processes, {micro_batches} micro-batches"
         if options.wants(bar, 20.0):
-            options.progress(bar)
-            with arms_on_ranks(2, torch_turns, micro_batches=micro_batches) as arms:
-                runs = paired(
-                    arms, clock="wall", blocks=25 if options.full else 9,
-                    budget_s=60.0 if options.full else 15.0,
-                )  # fmt: skip
-            yield runs.ratio("torch", "async").at_least(bar, 1.3, detail=f"{_LAYERS} layers")
+            ratio = _ratio(options, bar, torch_turns, "torch", micro_batches)
+            yield ratio.at_least(bar, 1.3, detail=f"{_LAYERS} layers")
     bar = "predicted step, 2 processes, median error"
     if options.wants(bar, 60.0):
         options.progress(bar)
         yield _predicted(bar, (2, 4, 8) if options.full else (4,), 25 if options.full else 7)
+
+
+def _ratio(
+    options: BenchOptions, bar: str, run: Callable[..., Any], reference: str, micro_batches: int
+) -> Ratio:
+    """Return the time of a step of `reference` over that of async, on two processes."""
+    options.progress(bar)
+    blocks, budget_s = (25, 60.0) if options.full else (9, 15.0)
+    with arms_on_ranks(2, run, micro_batches=micro_batches) as arms:
+        runs = paired(arms, clock="wall", blocks=blocks, budget_s=budget_s)
+    return runs.ratio(reference, "async")
 
 
 def _predicted(bar: str, sizes: Sequence[int], blocks: int) -> Bar:
