@@ -213,6 +213,16 @@ def test_a_search_finds_rules_and_judges_them_by_time(
     assert rules._judged(replace(rule, gains=(0.0, 0.0)), store) is None
 
 
+def searched(built: Any) -> Any:
+    """Return the result of a search with one operator and no time."""
+    program = rewriting._search(built, 1, 0.0)
+    next(program)
+    built.step()
+    with pytest.raises(StopIteration) as ended:
+        next(program)
+    return ended.value.value
+
+
 def test_stored_rules_are_timed_at_the_sizes_of_the_model(
     stored: RuleStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,14 +234,9 @@ def test_stored_rules_are_timed_at_the_sizes_of_the_model(
         def sized(size: int = size) -> object:
             return clumsy(size)
 
-        built = build(sized)
-        program = rewriting._search(built, 1, 0.0)
-        next(program)
-        built.step()
-        with pytest.raises(StopIteration) as ended:
-            next(program)
-        assert [tuple(row[4:]) for row in ended.value.value["rules"]] == [gains, gains]
-        assert "the --budget was spent" in ended.value.value["reasons"][0]
+        found = searched(build(sized))
+        assert [tuple(row[4:]) for row in found["rules"]] == [gains, gains]
+        assert "the --budget was spent" in found["reasons"][0]
 
 
 def test_code_that_the_tracer_skips_is_reported(
@@ -248,13 +253,8 @@ def test_code_that_the_tracer_skips_is_reported(
 
     monkeypatch.setattr(rewriting, "report_progress", lambda line: None)
     torch._dynamo.reset()
-    built = build(make)
-    program = rewriting._search(built, 1, 0.0)
-    next(program)
-    built.step()
-    with pytest.raises(StopIteration) as ended:
-        next(program)
-    assert any("skipped code at test_rewrite.py:" in r for r in ended.value.value["reasons"])
+    found = searched(build(make))
+    assert any("skipped code at test_rewrite.py:" in reason for reason in found["reasons"])
     for operators, note in ((0, "saw no operators"), (7, "operators searched: 7; no faster")):
         assert note in Rewrites("w", (), operators, ()).table().notes[0]
 
