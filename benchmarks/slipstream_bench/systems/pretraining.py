@@ -27,6 +27,8 @@ from slipstream.techniques.pretraining import (
     unpad,
     write_shards,
 )
+from slipstream.techniques.pretraining.training import PretrainingConfig, TrainingPhase
+from slipstream.verbs.pretraining import plan_pretraining
 from slipstream.workload import build_from
 from slipstream.workload.built import training_loss
 from slipstream_bench import encoders
@@ -51,6 +53,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _lamb_rows(options)
         for name in ("mini", "small", "wide") if options.full else ("mini",):
             yield from _ladder_rows(options, name)
+        yield from _plan_rows(options)
         yield from _quality_rows(options)
         yield from _data_rows(options)
 
@@ -58,6 +61,15 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 def _built(name: str, rung: str = "") -> Any:
     make = getattr(encoders, name)
     return build_from(make(), parse(rung) if rung else (), 0, name)
+
+
+def _target(name: str) -> str:
+    return f"{Path(encoders.__file__)}:{name}"
+
+
+@functools.cache
+def _recorded(name: str) -> Any:
+    return slipstream.profile(_target(name), threads=1)
 
 
 def _exact_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -147,11 +159,9 @@ def _ladder_rows(options: BenchOptions, name: str) -> Iterator[Bar]:
     if not options.wants(total, 60):
         return
     options.progress(f"{name}: predictions")
-    path = Path(encoders.__file__)
-    graph = slipstream.profile(f"{path}:{name}", threads=1)
     predicted = {
         rung: prediction.speedup
-        for rung, prediction in zip(RUNGS, slipstream.predict(graph, RUNGS), strict=True)
+        for rung, prediction in zip(RUNGS, slipstream.predict(_recorded(name), RUNGS), strict=True)
     }
     options.progress(f"{name}: measurements")
     arms = {rung: _built(name, rung).step for rung in reversed(RUNGS)}
@@ -178,6 +188,28 @@ def _ladder_rows(options: BenchOptions, name: str) -> Iterator[Bar]:
     yield at_most(f"{name}: error of the predicted total",
                   100 * abs(ratio / measured - 1), 8.0, "%",
                   detail=f"predicted {ratio:.2f}x, measured {measured:.2f}x")  # fmt: skip
+
+
+def _plan_rows(options: BenchOptions) -> Iterator[Bar]:
+    cost = "plan after the recording: CPU time"
+    efficiency = "plan for 256 devices, 10 Gbit/s: weak-scaling efficiency"
+    if not (options.wants(cost, 60) or options.wants(efficiency, 60)):
+        return
+    options.progress(cost)
+    config = PretrainingConfig(
+        workload=_target("mini"), phases=(TrainingPhase(9000, 1 << 16, encoders.LENGTH),),
+        cluster="workers=256,link=10gbit,latency=50us",
+    )  # fmt: skip
+    plan_pretraining(config, _recorded("mini"))  # times operators once per machine
+    began = time.process_time()
+    run = plan_pretraining(config, _recorded("mini")).chosen
+    yield at_most(cost, time.process_time() - began, 5.0, "s")
+    assert run is not None
+    yield at_least(
+        efficiency, 100 * run.efficiency, 70.0, "%",
+        detail=f"simulated; {run.workers} devices, {run.accumulation[0]} x {run.micro_batch} "
+        f"sequences, {run.wire or 'float32 gradients'}",
+    )  # fmt: skip
 
 
 def _quality_rows(options: BenchOptions) -> Iterator[Bar]:
