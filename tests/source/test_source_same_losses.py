@@ -130,6 +130,18 @@ def test_a_script_with_a_closure(tmp_path: Path) -> None:
         assert "steps with a closure" in noted(path, "accumulation:2")
 
 
+def test_an_optimizer_that_a_method_of_the_model_makes(tmp_path: Path) -> None:
+    path = tmp_path / "user.py"
+    path.write_text(
+        "import torch\nmodel = Net()\n"
+        "scaler = torch.amp.GradScaler(enabled=any(p.is_cuda for p in model.parameters()))\n"
+        "opt = model.configure_optimizers(0.1)\nfor x in data:\n    loss = model(x)\n"
+        "    scaler.scale(loss).backward()\n    scaler.step(opt)\n"
+    )
+    assert "'model.configure_optimizers' makes the optimizer" in noted(path, "fused_optimizer")
+    assert "    loss = model(x)" in "".join(added(path, "amp:bf16"))
+
+
 _HEADER = "with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):"
 
 

@@ -58,7 +58,8 @@ def optimizers_in(source: Source, returned: ast.expr | None = None) -> list[Opti
     else:
         calls = [call for call in names.calls() if _kind(names, call)]
         if not calls:
-            calls = [call for call in names.calls() if _is_foreign(source, call)]
+            called = _called(names)
+            calls = [call for call in names.calls() if _is_foreign(source, call, called)]
         if not calls:
             raise source.location_error(
                 "no optimizer is made in this file, such as torch.optim.SGD(model.parameters())"
@@ -77,7 +78,7 @@ def models_of(source: Source, optimizers: list[Optimizer]) -> dict[Identity, ast
         EditLocationError: none can be identified, or one has no name.
     """
     names = source.names
-    called = {names.identity(call.func) for call in names.calls()} - {None}
+    called = _called(names)
     models: dict[Identity, ast.expr] = {}
     for optimizer in optimizers:
         receivers, passed = _receivers(names, optimizer.call, called)
@@ -135,17 +136,37 @@ def _kind(names: Names, call: ast.Call) -> str | None:
     return None
 
 
-def _is_foreign(source: Source, call: ast.Call) -> bool:
-    """Whether the call makes an optimizer of another library: it gets parameters and is stepped."""
+def _is_foreign(source: Source, call: ast.Call, called: Collection[Identity | None]) -> bool:
+    """Whether other code makes an optimizer in `call`: it gets parameters, or is a model's method.
+
+    The optimizer also steps in this file, alone or through ``scaler.step(optimizer)``.
+    """
     names = source.names
     identity = assigned_to(names, call)
-    stepped = identity is not None and any(
-        isinstance(other.func, ast.Attribute)
-        and other.func.attr == "step"
-        and names.identity(other.func.value) == identity
-        for other in names.calls()
-    )
-    return stepped and bool(_receivers(names, call, ())[0])
+    if identity is None:
+        return False
+    for update in names.calls():
+        if not isinstance(update.func, ast.Attribute) or update.func.attr != "step":
+            continue
+        argument = update.args[0] if update.args else None
+        scaled = argument is not None and not _is_function(names, argument)
+        if names.identity(argument if scaled and argument else update.func.value) == identity:
+            return bool(_receivers(names, call, called)[0])
+    return False
+
+
+def _called(names: Names) -> set[Identity | None]:
+    """Return the variables that the file calls."""
+    return {names.identity(call.func) for call in names.calls()} - {None}
+
+
+def _is_function(names: Names, expression: ast.expr) -> bool:
+    """Whether `expression` is a lambda or the name of a function of the file."""
+    if not isinstance(expression, ast.Name):
+        return isinstance(expression, ast.Lambda)
+    owner = names.owner(expression)
+    bound = [] if owner is None else names.bindings(owner, expression.id)
+    return any(isinstance(node, ast.FunctionDef) for node in bound)
 
 
 def _returned_to(names: Names, call: ast.Call) -> ast.Call | None:
@@ -170,12 +191,15 @@ def _receivers(
     """Find the owners of the parameters passed to `call`, also through variables and functions.
 
     Args:
-        called: variables that the file calls, such as models; their definitions are not followed.
+        called: variables that the file calls, such as models; their definitions are not followed,
+            and a method of one, such as ``model.configure_optimizers``, gets its parameters.
 
     Returns:
         The expressions whose ``parameters()`` are read, and the variables of `called` that are
         read in another way, for example by a function that makes parameter groups.
     """
+    if isinstance(call.func, ast.Attribute) and names.identity(call.func.value) in called:
+        return [call.func.value], []
     receivers: list[ast.expr] = []
     passed: list[ast.expr] = []
     reached: set[ast.AST] = set()

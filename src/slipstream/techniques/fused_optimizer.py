@@ -128,9 +128,9 @@ class FusedOptimizer(TechniqueSettings):
         source, sites = where.source, self._sites(where)
         if not sites:
             first = where.optimizers[0]
-            raise source.location_error(
-                f"torch has no {self.kind} form of {first.kind or 'this optimizer'}", first.call
-            )
+            made = f"'{source.segment(first.call.func)}' makes the optimizer, which needs the flag"
+            reason = f"torch has no {self.kind} form of {first.kind}" if first.kind else made
+            raise source.location_error(reason, first.call)
         for site in sites:
             # The flags exclude each other; the other one is only written if it is present.
             arguments = {keyword.arg for keyword in site.call.keywords}
