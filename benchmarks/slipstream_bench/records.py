@@ -17,6 +17,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 
 from slipstream_bench.rows import Bar
@@ -68,7 +69,9 @@ def append(path: Path, bar: Bar) -> None:
             if file.read(1) != b"\n":  # an incomplete line of a killed run
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(json.dumps(asdict(bar), ensure_ascii=False).encode() + b"\n")
+        # Rows computed with NumPy have its numbers.
+        line = json.dumps(asdict(bar), ensure_ascii=False, default=methodcaller("item"))
+        file.write(line.encode() + b"\n")
 
 
 def nearest(bars: Iterable[Bar], processor: str) -> dict[str, Bar]:

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from slipstream_bench import records
@@ -37,7 +38,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_attempt_is_stored_with_its_data(tmp_path: Path) -> None:
     path = tmp_path / "results" / "one.jsonl"
     assert records.read(path) == []
-    attempts = [ROW, replace(ROW, value=1.0, holds=False)]
+    from_numpy = at_most("two", np.int64(1), 0, "of 2", n=2)
+    attempts = [ROW, replace(ROW, value=1.0, holds=False), from_numpy]
     for attempt in attempts:
         records.append(path, attempt)
     assert records.read(path) == attempts
