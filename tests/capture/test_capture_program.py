@@ -328,3 +328,16 @@ def test_a_machine_that_becomes_busy_runs_fewer_steps(monkeypatch: pytest.Monkey
 
     graph = profile(Workload.of(step), warmup=1, steps=24)
     assert 3 <= graph.meta["aligned_steps"] < 12
+
+
+def test_a_step_longer_than_the_time_limit_runs_a_few_times() -> None:
+    weight, calls = torch.ones(8, 8), itertools.count()
+
+    def step() -> torch.Tensor:
+        next(calls)
+        time.sleep(0.01)
+        return weight @ weight
+
+    graph = profile(Workload.of(step), threads=1, time_limit_s=0.01)
+    assert graph.meta["aligned_steps"] == 1
+    assert next(calls) < 10

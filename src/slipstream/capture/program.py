@@ -9,6 +9,7 @@ The profiler's cost per event is fitted from the two kinds of steps and subtract
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -78,7 +79,8 @@ class CaptureSettings:
             to keep its pages; see `paging`.
         other_size: Whether to record a step with another number of samples, from which shapes
             are extrapolated.
-        time_limit_s: Time limit for plain and profiled steps together; at least three are recorded.
+        time_limit_s: Time limit for plain and profiled steps together; at least three of each are
+            recorded, or one if the limit is shorter than two steps.
         once: Whether a rough value suffices: one step gives times and memory, whatever the state
             of the caches.
         short: Whether the workload ends soon, so that no step runs only to settle the caches.
@@ -149,6 +151,7 @@ class _Capture:
         self._plain = _PlainSteps(built, closures)
         self._profiled: list[StepEvents] = []
         self._memory: MemoryRecord | None = None
+        self._once = settings.once
         self._started = time.perf_counter()
 
     def run(self) -> Generator[None, Any, Graph]:
@@ -158,13 +161,14 @@ class _Capture:
         built, settings, report = self._built, self._settings, self._report
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        place, off_thread = yield from self._warm_up()
-        per_step_s = (time.perf_counter() - self._started) / (settings.warmup + 1)
+        place, off_thread, per_step_s = yield from self._warm_up()
         # Free garbage of building and warm-up; afterwards the workload collects at its own pace.
         gc.collect()
         # A slow step needs fewer repetitions: its tasks are long compared with the noise.
         affordable = int(settings.time_limit_s / 2 / max(per_step_s, 1e-9))
-        steps = max(min(settings.steps, affordable), min(_MIN_PROFILED, settings.steps))
+        fewest = _MIN_PROFILED if affordable else 1
+        steps = max(min(settings.steps, affordable), min(fewest, settings.steps))
+        self._once = settings.once or not affordable
         if place is not None:
             if settings.short:
                 # Lanes need three steps per two of a single thread, and a few to settle.
@@ -174,12 +178,12 @@ class _Capture:
         faulting = None
         if settings.own_process:
             faulting = yield from keep_pages(steps, report)
-        if settings.once:
+        if self._once:
             yield from self._record_once()
         else:
             yield from self._record_steps(steps, per_step_s < _SHORT_S and not settings.short)
         seen = yield from self._record_lines()
-        if not settings.once:
+        if not self._once:
             report("recording memory")
             with no_collection():
                 _, self._memory = yield from record_memory(built)
@@ -201,18 +205,30 @@ class _Capture:
             graph = replace(graph, meta={**graph.meta, "elsewhere": asdict(off_thread)})
         return (yield from self._with_statistics(graph))
 
-    def _warm_up(self) -> Generator[None, None, tuple[Place | None, OffThreadWork]]:
-        """Run the first steps; return their place (None: one thread) and off-thread operators."""
+    def _warm_up(self) -> Generator[None, None, tuple[Place | None, OffThreadWork, float]]:
+        """Run the first steps.
+
+        Returns:
+            Where they run (None: on one thread), operators on other threads, and the time of the
+            fastest step in s, since the first may compile.
+        """
         self._report("warming up")
-        for _ in range(self._settings.warmup):
+        per_step_s, slow_s = math.inf, self._settings.time_limit_s / 2
+        for number in range(self._settings.warmup):
+            began = time.perf_counter()
             yield
+            per_step_s = min(per_step_s, time.perf_counter() - began)
+            if number and per_step_s > slow_s:
+                break
         place = find_device(self._built)
         with (place or Place("cpu")).profiler() as watching:
             # The first start of the profiler is slow and allocates.
+            began = time.perf_counter()
             yield
+            per_step_s = min(per_step_s, time.perf_counter() - began)
         off_thread = OffThreadWork(0, 0.0)
         if place is not None:
-            return place, off_thread
+            return place, off_thread, per_step_s
         off_thread = find_off_thread_work(watching.profiler.kineto_results.events())
         repeats = 0 if self._settings.short else _REPEATED_CHECKS
         for _ in range(repeats if off_thread.share > MIN_SHARE else 0):
@@ -221,7 +237,8 @@ class _Capture:
                 yield
             again = find_off_thread_work(watching.profiler.kineto_results.events())
             off_thread = min(off_thread, again, key=lambda look: look.share)
-        return Place("cpu") if off_thread.share > MIN_SHARE else None, off_thread
+        place = Place("cpu") if off_thread.share > MIN_SHARE else None
+        return place, off_thread, per_step_s
 
     def _record_once(self) -> Generator[None, None, None]:
         yield from self._plain.run(1)
@@ -318,7 +335,7 @@ class _Capture:
     @property
     def _retries(self) -> int:
         """Maximum number of retries for a step that does not fit the others."""
-        return 0 if self._settings.short or self._settings.once else _RETRIES
+        return 0 if self._settings.short or self._once else _RETRIES
 
     @property
     def _compiled(self) -> bool:
