@@ -220,6 +220,15 @@ def test_a_script_has_its_own_arguments_and_neighbouring_modules(
     assert outcome.result["weights"] == _WEIGHTS
 
 
+def test_standard_input_is_a_terminal_at_its_end(drive_forked: Run) -> None:
+    text = """
+import os
+assert os.popen("stty size").read().split() == ["24", "80"]
+assert os.read(0, 1) == os.read(0, 1) == b""
+"""
+    assert drive_forked(text + LOOP, look).result["samples"] == 5
+
+
 def test_nothing_of_the_script_runs_after_the_program(drive_forked: Run, tmp_path: Path) -> None:
     late = tmp_path / "late"
     text = script(

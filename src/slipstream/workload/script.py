@@ -11,6 +11,7 @@ its steps. If this is known only when it ends, it runs again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import linecache
@@ -52,6 +53,8 @@ _SHORT_SCRIPT = 500
 # Words of a script that only runs a model, and of one that may train it (or of its imports).
 _INFERS = re.compile(r"\b(inference_mode|no_grad)\b")
 _TRAINS = re.compile(r"\b(backward|fit|optim\w*|[Tt]rain\w*)\b")
+# Lines and columns of a script's terminal, and the character that ends one read of it.
+_TERMINAL, _END_OF_FILE, _MAX_READS = (24, 80), b"\4", 1000
 # Exit status of argparse for wrong arguments.
 ARGPARSE = 2
 # Environment of ``torchrun --nproc-per-node 1``. Several processes run the script at a time: port 0
@@ -423,6 +426,7 @@ def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> Sy
 
     torch.manual_seed(seed)
     leave_process_group()
+    _attach_terminal()
     if os.environ.get("WORLD_SIZE") == "1":
         os.environ["MASTER_PORT"] = _ONE_RANK["MASTER_PORT"]
     sys.argv = [str(path), *workload.script_arguments]
@@ -444,6 +448,22 @@ def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> Sy
         described = describe_error(error)
         raise WorkloadError(described["what"], where=described["where"], remedy=remedy) from error
     return None
+
+
+def _attach_terminal() -> None:
+    """Make standard input a terminal at its end of file.
+
+    Scripts ask it for its size, for example with ``stty size``. ``input()`` raises `EOFError`.
+    """
+    if not os.isatty(0):
+        with contextlib.suppress(OSError, ImportError):
+            import termios
+
+            ours, theirs = os.openpty()
+            termios.tcsetwinsize(theirs, _TERMINAL)
+            os.write(ours, _END_OF_FILE * _MAX_READS)
+            os.dup2(theirs, 0)
+            os.close(theirs)
 
 
 def leave_process_group() -> None:
