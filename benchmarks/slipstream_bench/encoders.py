@@ -55,10 +55,10 @@ class LAMB(torch.optim.Optimizer):
 
 
 @functools.cache
-def sequences() -> tuple[tuple[int, ...], ...]:
-    """Return tokens of WikiText-2: whole sentences of a paragraph, up to `LENGTH` tokens."""
+def sequences(length: int = LENGTH, vocabulary: int = VOCABULARY) -> tuple[tuple[int, ...], ...]:
+    """Return tokens of WikiText-2: whole sentences of a paragraph, up to `length` tokens."""
     lines = [line.split() for line in get("wikitext2").train.splitlines()]
-    common = Counter(word for line in lines for word in line).most_common(VOCABULARY - 5)
+    common = Counter(word for line in lines for word in line).most_common(vocabulary - 5)
     numbers = {word: number for number, (word, _) in enumerate(common, start=5)}
     found: list[tuple[int, ...]] = []
     for line in lines:
@@ -67,21 +67,22 @@ def sequences() -> tuple[tuple[int, ...], ...]:
         current: list[int] = []
         for sentence in " ".join(line).split(" . "):
             words = [numbers.get(word, _UNKNOWN) for word in (*sentence.split(), ".")]
-            if current and len(current) + len(words) > LENGTH - 2:
+            if current and len(current) + len(words) > length - 2:
                 found.append((_FIRST, *current, _LAST))
                 current = []
-            current = (current + words)[: LENGTH - 2]
+            current = (current + words)[: length - 2]
         found.append((_FIRST, *current, _LAST))
     return tuple(found)
 
 
-def batch_of(number: int, rows: int = BATCH) -> dict[str, Tensor]:
+def batch_of(
+    number: int, rows: int = BATCH, length: int = LENGTH, vocabulary: int = VOCABULARY
+) -> dict[str, Tensor]:
     """Return batch `number`, padded to its longest sequence, with 15 % of the tokens masked."""
-    texts = sequences()
+    texts = sequences(length, vocabulary)
     generator = torch.Generator().manual_seed(number)
     chosen = torch.randint(len(texts), (rows,), generator=generator).tolist()
-    length = max(len(texts[row]) for row in chosen)
-    ids = torch.full((rows, length), _PADDING)
+    ids = torch.full((rows, max(len(texts[row]) for row in chosen)), _PADDING)
     for at, row in enumerate(chosen):
         ids[at, : len(texts[row])] = torch.tensor(texts[row])
     masked = (torch.rand(ids.shape, generator=generator) < _MASKED_SHARE) & (ids > _LAST)
@@ -92,27 +93,33 @@ def batch_of(number: int, rows: int = BATCH) -> dict[str, Tensor]:
     }
 
 
-def encoder(layers: int, width: int, seed: int = 0) -> Any:
+def encoder(
+    layers: int, width: int, seed: int = 0, length: int = LENGTH, vocabulary: int = VOCABULARY
+) -> Any:
     """Return ``BertForMaskedLM`` with heads of 64, without dropout, from a seed."""
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(seed)
     return BertForMaskedLM(
         BertConfig(
-            vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=layers,
+            vocab_size=vocabulary, hidden_size=width, num_hidden_layers=layers,
             num_attention_heads=width // 64, intermediate_size=4 * width,
-            max_position_embeddings=LENGTH, hidden_dropout_prob=0.0,
+            max_position_embeddings=length, hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
     )  # fmt: skip
 
 
-def _workload(layers: int, width: int, seed: int = 0) -> Any:
-    model = encoder(layers, width, seed)
+def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Return parameter groups without weight decay of biases and norms."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
-    return model, batch_of(0), None, LAMB(groups, lr=1e-3)
+    return [{"params": weights, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+
+
+def _workload(layers: int, width: int, seed: int = 0) -> Any:
+    model = encoder(layers, width, seed)
+    return model, batch_of(0), None, LAMB(groups(model), lr=1e-3)
 
 
 def mini(seed: int = 0) -> Any:

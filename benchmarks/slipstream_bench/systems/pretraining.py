@@ -24,6 +24,7 @@ from slipstream.techniques.pretraining import (
     FusedLAMB,
     MaskedBatches,
     ShardedTokens,
+    masked_head,
     unpad,
     write_shards,
 )
@@ -43,6 +44,9 @@ _LAMB_UPDATES = 200
 # Bytes per parameter: FusedLAMB reads four tensors and writes two, then reads three and writes one.
 _LAMB_BYTES, _ADAMW_BYTES = 40, 28
 _SEEDS, _UPDATES, _ROWS, _HELD_OUT = 3, 40, 4, 1 << 20
+# Of the rates 0.0005 to 0.004 and 0.005 to 0.04, those with the lowest losses.
+_ADAMW_RATE, _LAMB_RATE = 1e-3, 2e-2
+_GROWTH, _SMALL_UPDATES = 16, 2000
 _HERE = "slipstream_bench.systems.pretraining"
 
 
@@ -55,6 +59,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             yield from _ladder_rows(options, name)
         yield from _plan_rows(options)
         yield from _quality_rows(options)
+        yield from _large_batch_rows(options)
         yield from _data_rows(options)
 
 
@@ -249,6 +254,54 @@ def _quality_rows(options: BenchOptions) -> Iterator[Bar]:
         f"{statistics.mean(ours):.3f}, after {seconds[_BASELINE] / seconds[RUNGS[-1]]:.2f} times "
         f"the CPU time; standard deviation of seeds {100 * spread:.1f} %",
     )  # fmt: skip
+
+
+def _large_batch_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "loss with LAMB and a batch 16 times as large over AdamW's, equal tokens"
+    scaled = "loss with AdamW, that batch and a rate 16 times as large over AdamW's"
+    if not options.full or not (options.wants(bar, 300) or options.wants(scaled, 300)):
+        return
+    losses: dict[str, list[float]] = {}
+    for seed in range(_SEEDS):
+        for name, make, growth, rate in (
+            ("AdamW", torch.optim.AdamW, 1, _ADAMW_RATE),
+            ("LAMB", FusedLAMB, _GROWTH, _LAMB_RATE),
+            ("AdamW, large batch", torch.optim.AdamW, _GROWTH, _GROWTH * _ADAMW_RATE),
+        ):
+            options.progress(f"{bar}: seed {seed}, {name}")
+            losses.setdefault(name, []).append(_trained(make, growth, rate, seed))
+    small, lamb, large = (statistics.mean(each) for each in losses.values())
+    detail = (
+        f"2 layers of width 128, {_SMALL_UPDATES} updates of {encoders.BATCH} sequences or "
+        f"{_SMALL_UPDATES // _GROWTH} of {_GROWTH * encoders.BATCH}; losses of other batches: "
+        + ", ".join(f"{name} {statistics.mean(each):.3f}" for name, each in losses.items())
+    )
+    yield at_most(bar, 100 * (lamb / small - 1), 3.0, "%", n=_SEEDS, data=losses, detail=detail)
+    yield at_least(scaled, 100 * (large / small - 1), 0.0, "%", n=_SEEDS, detail=detail)
+
+
+def _trained(make: Any, growth: int, rate: float, seed: int) -> float:
+    """Train with batches `growth` times as large; return the loss of other batches."""
+    size = {"length": 32, "vocabulary": 2048}
+    model = encoders.encoder(2, 128, seed, **size)
+    first = encoders.batch_of(0, **size)
+    masked_head(model, lambda: model(**first), first["labels"])
+    optimizer = make(encoders.groups(model), lr=rate)
+    updates = _SMALL_UPDATES // growth
+    warmup = updates // 10
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, (updates - step) / (updates - warmup))
+    )
+    for step in range(updates):
+        batch = encoders.batch_of(seed * _HELD_OUT + step, growth * encoders.BATCH, **size)
+        optimizer.zero_grad()
+        model(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        others = (encoders.batch_of(-1 - number, 256, **size) for number in range(4))
+        return statistics.mean(float(model(**batch).loss) for batch in others)
 
 
 def _data_rows(options: BenchOptions) -> Iterator[Bar]:
