@@ -229,6 +229,11 @@ assert os.read(0, 1) == os.read(0, 1) == b""
     assert drive_forked(text + LOOP, look).result["samples"] == 5
 
 
+def test_experiment_trackers_are_off(drive_forked: Run) -> None:
+    text = "import os\nassert os.environ['WANDB_MODE'] == 'disabled'\n"
+    assert drive_forked(text + LOOP, look).result["samples"] == 5
+
+
 def test_nothing_of_the_script_runs_after_the_program(drive_forked: Run, tmp_path: Path) -> None:
     late = tmp_path / "late"
     text = script(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -31,6 +32,11 @@ from slipstream.workload.script import ARGPARSE, leave_process_group, run_script
 
 T = TypeVar("T")
 Program = Callable[[BuiltWorkload], Generator[None, Any, T]]
+# A tracker would upload each launch of the user's code as an experiment.
+_WITHOUT_TRACKERS = {
+    "WANDB_MODE": "disabled", "SWANLAB_MODE": "disabled", "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+}  # fmt: skip
 
 
 def drive(
@@ -59,6 +65,7 @@ def drive(
         return run_steps(workload.build(seed), program)
     # Do not write __pycache__ folders next to the user's modules.
     sys.dont_write_bytecode = True
+    os.environ.update(_WITHOUT_TRACKERS)
     with FileGuard(workload.path.parent, keep_in):
         if workload.function is None:
             return run_script(workload, program, leave, seed, repeats=repeats)
