@@ -6,14 +6,18 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slipstream import technique
-from slipstream.graph import load
+from slipstream.cli import advise
+from slipstream.graph import Graph, load
 from slipstream.technique import Quality, QualityKind
 from slipstream.verbs.advising import Advice
 from slipstream.verbs.goals import Goal, parse_goal
-from slipstream.verbs.request import command_for
+from slipstream.verbs.request import Request, command_for
 from slipstream.verbs.results import Predicted
 
 _SCRIPT = """\
@@ -45,8 +49,8 @@ def test_the_table_begins_with_the_first_choice_and_ends_with_what_to_do(recorde
     run = recorded.shell("advise", recorded.path.name)
     assert run.returncode == 0, run.stderr
     again = "next: slipstream prove train.py:make_workload --set batch_size=4 --technique "
-    assert again in run.stdout or "keep the step" in run.stdout
-    assert re.match(r"first choice .*\bnot measured: a recording\b|nothing here", run.stdout)
+    assert again in run.stdout or "is worth the trouble" in run.stdout
+    assert re.match(r"first choice .*\bnot measured: a recording\b|nothing ", run.stdout)
     assert re.search(r"\b[0-9]+ techniques do not apply here: --all\b", run.stdout)
     assert "tf32 does not apply" not in run.stdout
     everything = recorded.shell("advise", recorded.path.name, "--all")
@@ -70,6 +74,23 @@ def test_the_first_choice_of_a_script_is_measured(slipstream: Any) -> None:
         assert check["inside"] in (None, low <= check["speedup"] <= high)
         stored = json.loads(slipstream.briefly("results", "show", "last", "--json").stdout)
         assert stored["rows"][0]["predicted_speedup"] == shown["speedup"]
+
+
+def test_without_a_first_choice_the_time_of_its_check_goes_to_other_techniques(
+    recorded: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deadlines = []
+
+    def rank(graph: Graph, *, until: float, **options: Any) -> Advice:
+        deadlines.append(until)
+        return Advice((), frozenset(), None, not_timed={"fusion": None})
+
+    monkeypatch.setattr("slipstream.verbs.advising.advise", rank)
+    graph = load(recorded.path)
+    monkeypatch.setattr(Request, "graph", lambda *arguments, **options: graph)
+    advise.command(str(tmp_path / "train.py"), store=tmp_path / "results.db", as_json=True)
+    assert len(deadlines) == 2
+    assert deadlines[0] < deadlines[1]
 
 
 def test_recorded_arguments_are_repeated(recorded: Any) -> None:

@@ -202,6 +202,8 @@ def test_techniques_not_timed_that_could_be_better_are_named_first(graph: Graph)
         "not timed in 60s, could be better: scan:auto (up to > 10x), fusion (up to 1.80x), "
         "sdpa (no bound); --time-limit 5min times them"
     )
+    nothing = replace(found, best=None)
+    assert _lead(nothing, graph)[0] == "nothing timed so far is worth the trouble"
     notes = found.table(graph, None, everything=False).notes
     assert "1 more was not timed, and cannot be better" in notes
     assert not any("there was no time" in note for note in notes)

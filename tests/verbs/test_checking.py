@@ -140,6 +140,14 @@ def test_a_limit_is_worth_a_slower_step() -> None:
     assert "next choice" not in found.sentence
 
 
+def test_a_choice_for_its_memory_shows_what_it_saves() -> None:
+    choice = replace(predicted("scan", 0.99), memory=(100, 76))
+    found = Check(choice, measured(0.97), alternative=predicted())
+    assert "predicted 0.99x [0.94, 1.04] and -24.0 % memory, measured 0.97x" in found.sentence
+    assert "next choice" not in found.sentence
+    assert found.worth_it is None
+
+
 def test_an_untrustworthy_measurement_decides_nothing() -> None:
     found = check(measured(0.5, verdict=Verdict.UNTRUSTWORTHY))
     assert found.worth_it is None
@@ -162,6 +170,7 @@ def test_time_for_the_check_is_reserved(recording_s: float, check: bool, reserve
     without = Schedule.of(100.0, 100.0 + recording_s, 60.0, check=False)
     assert without.analysis - found.analysis == pytest.approx(reserved_s)
     assert (found.check is None) == (reserved_s == 0)
+    assert found.without_check == without.analysis
     assert found.analysis < 160
     if found.check is not None:
         assert found.analysis + reserved_s < found.check < 160

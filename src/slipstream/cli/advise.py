@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,11 +122,13 @@ def command(
             )  # fmt: skip
             return graph
 
-        advice = advise(
-            graph, goals=goals, combinations=combinations, widen=past.widen, report=report,
-            show=show, settle=settle, until=schedule.analysis,
+        rank = partial(
+            advise, goals=goals, combinations=combinations, widen=past.widen, report=report,
             threads=(request_of(graph) or request).threads,
         )  # fmt: skip
+        advice = rank(graph, show=show, settle=settle, until=schedule.analysis)
+        if advice.best is None and advice.not_timed and schedule.check is not None:
+            advice = rank(graph, until=schedule.without_check)
         shown = past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
         if advice.best is not None:
             first = Check(advice.best, alternative=advice.second, for_limit=bool(advice.needed))

@@ -193,6 +193,8 @@ class Advice:
         else:
             lines = ["nothing here is worth the trouble: keep the step unchanged"]
         if promising := self._promising():
+            if self.best is None and not self.unmet:
+                lines = ["nothing timed so far is worth the trouble"]
             bounds = ", ".join(
                 f"{name} ({'no bound' if bound is None else f'up to {format_bound(bound)}'})"
                 for name, bound in promising.items()

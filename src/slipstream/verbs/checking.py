@@ -21,6 +21,7 @@ from slipstream.measure.render import (
 )
 from slipstream.measure.runner import ArmFailedError
 from slipstream.measure.store import Store
+from slipstream.units import format_percent
 from slipstream.verbs.deadline import CHECK_S, Schedule
 from slipstream.verbs.proving.sides import prove
 from slipstream.verbs.request import Request
@@ -62,10 +63,15 @@ class Check:
         """Whether the measured speed-up is worth it; None if that cannot be decided."""
         if self._measured is None or self.row is None:
             return False if self.failed else None
-        if self.for_limit or self.row.verdict == Verdict.UNTRUSTWORTHY:
+        if self._for_memory or self.row.verdict == Verdict.UNTRUSTWORTHY:
             return None
         gain = self._measured[0] >= WORTH_IT
         return None if self._undecided and not gain else gain
+
+    @property
+    def _for_memory(self) -> bool:
+        """Whether it was chosen for a limit or for the memory it saves, and not for its speed."""
+        return self.for_limit or self.predicted.speedup < WORTH_IT
 
     @property
     def _undecided(self) -> str:
@@ -82,6 +88,8 @@ class Check:
     @property
     def sentence(self) -> str:
         text = f"first choice {self.predicted.technique}: predicted {self.predicted.gain}"
+        if self._for_memory and self.predicted.saved > 0:
+            text += f" and {format_percent(-self.predicted.saved, signed=True)} memory"
         if self._measured is None or self.row is None:
             if self.failed:
                 return f"{text}, but it fails here: {self.reason}{self._next}"
@@ -93,7 +101,7 @@ class Check:
             clear = self._measured[2] < WORTH_IT
             verdict = "not worth it here" if clear else "no clear gain; `prove` measures longer"
             return f"{text}: {verdict} ({self._how}){self._next}"
-        if self.worth_it is None and not self.for_limit:
+        if self.worth_it is None and not self._for_memory:
             return f"{text}: not decided: {self._undecided}; `prove` measures longer ({self._how})"
         inside = describe_inside(self.row.inside)
         inside += " the predicted interval" if self.row.inside is not None else ""

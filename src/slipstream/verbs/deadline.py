@@ -55,6 +55,13 @@ class Schedule:
     check: float | None
     starting_s: float
 
+    @property
+    def without_check(self) -> float:
+        """End of timing operators and predicting if nothing is worth measuring."""
+        if self.check is None:
+            return self.analysis
+        return max(self.analysis, self.check + _PRINTING_S - _FINISH_S)
+
     @classmethod
     def of(cls, began: float, recorded: float, limit_s: float, *, check: bool) -> Schedule:
         """Split `limit_s` seconds; at least half of them remain after the recording.
