@@ -437,7 +437,7 @@ train(nn.parallel.DistributedDataParallel(model), optimizer, 10)
 
 
 def test_an_error_of_the_script_names_its_line(drive_forked: Run) -> None:
-    outcome = drive_forked("x = 1\nraise ValueError('bad data')\n", look)
+    outcome = drive_forked("x = 1\nraise ValueError('bad \x1b[1mdata\x1b[0m')\n", look)
     assert "ValueError: bad data" in outcome.what
     assert outcome.error["where"].endswith("train.py:2")
 

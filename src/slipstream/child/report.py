@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import linecache
 import os
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from slipstream.child.pipe import Message
 from slipstream.errors import SlipstreamError, WorkloadError
 
+# Escape sequences with which a message sets bold text or colours.
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _PACKAGE = str(Path(__file__).parents[1])
 # Messages of torch, with and without CUDA, for a device that is not available.
 _NO_DEVICE = (
@@ -38,7 +41,8 @@ def describe_error(error: BaseException) -> Message:
             "traceback": "".join(traceback.format_exception(error)),
         }
     where, source = _user_line(error)
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = _STYLE.sub("", str(error))
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if source:
         what += f"\n    {source}"
     return {
