@@ -208,7 +208,8 @@ def _in_words(hits: int, n: int, factor: float, level: float) -> str:
     else:
         text += f"so intervals are {factor:.2f} times as wide as those of the simulation"
     if level < _LEVEL:
-        text += f" (90 % confidence needs nine predictions; {n} give {100 * level:.0f} %)"
+        give = "gives" if n == 1 else "give"
+        text += f" (90 % confidence needs nine predictions; {n} {give} {100 * level:.0f} %)"
     return text
 
 

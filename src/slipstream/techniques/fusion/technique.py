@@ -116,7 +116,7 @@ class Fusion(TechniqueSettings):
             saved_ns += float((before_ns - kernel_ns)[fused].sum())
             first = min(first, int(tasks[:, 0].min()))
         if saved_ns < (1 - MAX_TIME_RATIO) * _passes_ns(graph):
-            return Editor(graph, str(self)).apply("nothing: its kernels would save too little")
+            return Editor(graph, str(self)).apply("its kernels would save too little")
         spot = max(first - 1, 0)
         edit.insert(spot, "guards and calls", overhead_ns, Provenance.ASSUMED, spread=1.0)
         summary = f"{removed} operators in {chosen} kernels"

@@ -91,7 +91,7 @@ class Rewrite(TechniqueSettings):
                     storages=[*inputs, *outputs], sequence=graph.task(tasks[0]).sequence,
                 )  # fmt: skip
         if not found:
-            return edit.apply("nothing: no known rule applies and is faster")
+            return edit.apply("no known rule applies and is faster")
         edit.remove(np.array(sorted(task for match in found for task in match.tasks)))
         first = max(min(match.forward[0] for match in found) - 1, 0)
         edit.insert(first, "guards and calls", _OVERHEAD_NS, Provenance.ASSUMED, spread=1.0)
