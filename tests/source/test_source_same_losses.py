@@ -122,6 +122,23 @@ def test_every_forward_pass_of_a_script_with_two_models(tmp_path: Path) -> None:
     assert plain != script_losses(path) == expected
 
 
+@pytest.mark.parametrize("loss", ["nn.BCELoss()(", "F.binary_cross_entropy("])
+def test_a_loss_that_fails_under_autocast_on_a_gpu_stays_outside(tmp_path: Path, loss: str) -> None:
+    path = tmp_path / "user.py"
+    text = (
+        "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+        "model = nn.Linear(2, 1).to(device)\noptimizer = torch.optim.SGD(model.parameters())\n"
+        f"for x, y in data:\n    loss = {loss}model(x).sigmoid(), y)\n"
+        "    loss.backward()\n    optimizer.step()\n"
+    )
+    path.write_text(text)
+    note = noted(path, "amp:bf16")
+    assert "fails under autocast on a GPU" in note
+    assert "loss_function(output.float(), targets)" in note
+    path.write_text(text.replace(".to(device)", ""))
+    assert added(path, "amp:bf16")
+
+
 def test_a_script_with_a_closure(tmp_path: Path) -> None:
     path, technique = tmp_path / "user.py", "amp:bf16+fused_optimizer+channels_last"
     for text in (CLOSURE, CLOSURE.replace("step(closure)", "step(closure=closure)")):

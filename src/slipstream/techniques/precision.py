@@ -34,6 +34,8 @@ from slipstream.workload import BuiltWorkload, Workload
 _TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
 # Names that a file needs to move its model off the CPU.
 _DEVICE_NAMES = frozenset({"cuda", "device", "to", "xpu", "mps", "set_default_device"})
+# Losses of probabilities, which torch refuses to compute under autocast on CUDA.
+_UNSAFE_LOSSES = frozenset({"BCELoss", "binary_cross_entropy"})
 # Autocast casts its inputs even if the processor does not support it in bfloat16. Other layers,
 # such as convolutions, fall back to torch's kernels.
 _ONEDNN_RECURRENT = "aten::mkldnn_rnn_layer"
@@ -133,6 +135,9 @@ class Amp(TechniqueSettings):
         header = f'with torch.autocast("cpu", dtype=torch.{_TORCH_DTYPE[self.dtype]}):\n'
         if where.only_infers:
             return f"{header}    output = model(inputs)\noutput = output.float()"
+        if _names_of(where.source) & _UNSAFE_LOSSES:
+            loss = "loss = loss_function(output.float(), targets)"
+            return f"{header}    output = model(inputs)\n{loss}"
         return f"{header}    loss = loss_function(model(inputs), targets)\nloss.backward()"
 
     def _edit(self, where: Places) -> Source:
@@ -140,7 +145,9 @@ class Amp(TechniqueSettings):
             raise where.source.location_error("float16 needs loss scaling")
         dtype = f"{where.torch}.{_TORCH_DTYPE[self.dtype]}"
         # The device of a model that may be moved is read from its parameters.
-        moved = _DEVICE_NAMES & (where.source.names.used | where.source.names.attributes)
+        moved = _DEVICE_NAMES & _names_of(where.source)
+        if moved and not where.only_infers and (unsafe := _UNSAFE_LOSSES & _names_of(where.source)):
+            raise where.source.location_error(f"{min(unsafe)} fails under autocast on a GPU")
         device = "next({model}.parameters()).device.type" if moved else '"cpu"'
         autocast = f"{{torch}}.autocast({device}, dtype={dtype})"
         if where.function is None:
@@ -169,6 +176,10 @@ class Amp(TechniqueSettings):
 
     def _plan(self, graph: Graph) -> AutocastPlan:
         return plan(graph, _TORCH_DTYPE[self.dtype], str(graph.meta.get("device", "cpu")))
+
+
+def _names_of(source: Source) -> set[str]:
+    return source.names.used | source.names.attributes
 
 
 @cached_per_graph
