@@ -163,6 +163,10 @@ SCRIPTS = {
         "    optimizer.zero_grad(); nn.functional.mse_loss(model(x), y).backward()\n"
         "    optimizer.step()"
     ),
+    "copies and files of the model": script(
+        "import copy, pickle\nloss_of(model)\nfor _ in range(50):\n"
+        "    copy.deepcopy(model); pickle.dumps(model); train(model, optimizer, 1)"
+    ),
     "much printing": script(
         "import sys\nfor _ in range(50):\n"
         "    train(model, optimizer, 1); print('x' * 9999); print('y' * 9999, file=sys.stderr)"
@@ -218,6 +222,15 @@ def test_a_script_has_its_own_arguments_and_neighbouring_modules(
     )
     outcome = drive_forked(text, look, script_arguments=("--steps", "50"))
     assert outcome.result["weights"] == _WEIGHTS
+
+
+def test_a_script_that_updates_its_weights_is_stopped_early(drive_forked: Run) -> None:
+    outcome = drive_forked(
+        _PARTS.replace("optimizer.step()", "pass") + "while True: loss_of(model).backward()\n", look
+    )
+    assert outcome.what == (
+        "train.py was stopped without an optimizer step, after 100 calls of backward"
+    )
 
 
 def test_standard_input_is_a_terminal_at_its_end(drive_forked: Run) -> None:

@@ -53,6 +53,8 @@ _SHORT_SCRIPT = 500
 # Words of a script that only runs a model, and of one that may train it (or of its imports).
 _INFERS = re.compile(r"\b(inference_mode|no_grad)\b")
 _TRAINS = re.compile(r"\b(backward|fit|optim\w*|[Tt]rain\w*)\b")
+# Calls of backward after which a script whose text has no ``.step`` never steps an optimizer.
+_MAX_BACKWARDS = 100
 # Lines and columns of a script's terminal, and the character that ends one read of it.
 _TERMINAL, _END_OF_FILE, _MAX_READS = (24, 80), b"\4", 1000
 # Exit status of argparse for wrong arguments.
@@ -106,6 +108,10 @@ class _Discovery:
         self.called: Callable[[torch.nn.Module, int], None] = lambda module, count: None
         self.after_backward: Callable[[], None] = lambda: None
         self.forwards = self.backwards = self.transformed = self._before = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Give copies and saved files of a module hooks of another, unused object."""
+        return type(self), (False,)
 
     def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         self._depth += 1
@@ -281,6 +287,7 @@ class _Script(Generic[T]):
         self._stepped_at: dict[Line, None] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._marked = False
+        self._calls_step = True
         self._resumed: _Resumed | None = None
         self._built: BuiltWorkload | None = None
 
@@ -293,6 +300,7 @@ class _Script(Generic[T]):
         prepare(self._workload.techniques)
         extend_path(self._path)
         text = self._path.read_text(encoding="utf-8", errors="replace")
+        self._calls_step = ".step" in text
         if _INFERS.search(text) and not _TRAINS.search(text):
             self._discovery.called = self._discover_call
         with self._lines:
@@ -323,6 +331,8 @@ class _Script(Generic[T]):
         self._marked = False
         discovery = self._discovery
         discovery.begin()
+        if not self._calls_step:
+            discovery.after_backward = self._refuse_without_steps
         try:
             exit_ = _run(self._workload, self._path, self._content, self._seed)
         finally:
@@ -334,6 +344,11 @@ class _Script(Generic[T]):
         """Whether the script only called a model, often enough for a program to start."""
         trains = bool(self._steps_of) or bool(self._discovery.backwards)
         return not trains and not self._marked and self._discovery.most_calls > _STEPS_TO_DISCOVER
+
+    def _refuse_without_steps(self) -> None:
+        """End a script that updates its parameters without an optimizer."""
+        if not self._steps_of and self._discovery.backwards >= _MAX_BACKWARDS:
+            _leave_with(_never_stepped(self._path, "was stopped", self._discovery))
 
     def _discover(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         import torch
