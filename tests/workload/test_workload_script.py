@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slipstream.technique import TechniqueSettings
+from slipstream.technique import TechniqueSettings, parse
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.fused_optimizer import FusedOptimizer
 from slipstream.workload import BuiltWorkload
@@ -178,6 +178,12 @@ SCRIPTS = {
 def test_scripts_of_common_forms_run(drive_forked: Run, text: str) -> None:
     outcome = drive_forked(text, look)
     assert outcome.error is None, outcome.error
+    assert outcome.result["weights"] == _WEIGHTS
+
+
+def test_a_transformed_model_can_be_copied_and_saved(drive_forked: Run) -> None:
+    text = SCRIPTS["copies and files of the model"]
+    outcome = drive_forked(text, look, techniques=parse("amp:bf16"))
     assert outcome.result["weights"] == _WEIGHTS
 
 

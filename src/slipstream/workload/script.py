@@ -23,7 +23,7 @@ import sys
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from textwrap import indent
 from types import FrameType
@@ -413,8 +413,9 @@ class _Script(Generic[T]):
             )
             if model is not None and optimizer is None:
                 built.step, built.from_parts = self._discovery.call_of(model), True
-            for technique in sort_by_stage(self._workload.techniques):
-                technique.apply(built)
+            with _copyable(model):
+                for technique in sort_by_stage(self._workload.techniques):
+                    technique.apply(built)
             if self._content is not None and built.samples_before:
                 # The edited loop also accumulates the technique's batches.
                 batches = max(batches * built.samples_before // built.samples, 1)
@@ -429,6 +430,29 @@ class _Script(Generic[T]):
             # The program retains its workload.
             vars(self._built).update(vars(built))
         return self._resumed
+
+
+@contextlib.contextmanager
+def _copyable(model: torch.nn.Module | None) -> Iterator[None]:
+    """Let copies and saved files of modules have no ``forward`` that is assigned in the block."""
+    import torch
+
+    modules = () if model is None else tuple(model.modules())
+    before = [vars(module).get("forward") for module in modules]
+    yield
+    after = [vars(module).get("forward") for module in modules]
+    replaced = {
+        module for module, old, new in zip(modules, before, after, strict=True) if new is not old
+    }
+
+    def state(module: torch.nn.Module) -> dict[str, Any]:
+        attributes = vars(module).copy()
+        if module in replaced:
+            del attributes["forward"]
+        return attributes
+
+    if replaced:
+        torch.nn.Module.__getstate__ = state  # type: ignore[attr-defined]
 
 
 def _ended_well(exit_: SystemExit | None) -> bool:
