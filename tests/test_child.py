@@ -37,6 +37,7 @@ def remember(x): state.append(x); return state
 def divide(x):
     return 1 / x
 def deep(): return divide(0)
+def need(): raise ModuleNotFoundError("Try `pip install thing`")
 def leave(code): sys.exit(code)
 def vanish(code): os._exit(code)
 def hang():
@@ -161,6 +162,9 @@ def test_a_missing_package_is_named(child: Child) -> None:
     with pytest.raises(WorkloadError) as caught:
         child.call("needs_more:anything")
     assert "install 'a_package_nobody_has'" in (caught.value.remedy or "")
+    with pytest.raises(WorkloadError, match="Try `pip install thing`") as caught:
+        child.call("user_code:need")
+    assert "install" not in (caught.value.remedy or "")
 
 
 def test_an_unknown_function_is_named(child: Child) -> None:

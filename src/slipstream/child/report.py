@@ -63,7 +63,7 @@ def _remedy(error: BaseException) -> str | None:
         )
     if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
         return "out of memory: use a smaller batch or model, or a machine with more memory"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name:
         return f"install '{error.name}' in this environment, or run from the folder that holds it"
     if isinstance(error, SystemExit):
         return "the code exits the process; let it return, or guard it with __main__"
