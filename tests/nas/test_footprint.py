@@ -67,9 +67,19 @@ def residual(**options: bool) -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), blocks, *head(16))
 
 
+def large_kernels() -> nn.Module:
+    """Depthwise layers whose kernels of size 5 and 3 have different code on a processor."""
+    layers = [
+        nn.Sequential(nn.Conv2d(8, 8, 5, padding=2, groups=8), nn.ReLU(), nn.Conv2d(8, 8, 1))
+        for _ in range(2)
+    ]
+    return nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), *layers, *head(8))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
     "ds_cnn": (ds_cnn, (20, 10)), "gated": (lambda: residual(gate=True), (12, 12)),
     "activated": (lambda: residual(after=True), (12, 12)), "joined": (Joined, (10, 6)),
+    "large_kernels": (large_kernels, (12, 12)),
 }  # fmt: skip
 
 
@@ -85,9 +95,9 @@ def footprint(name: str) -> tuple[torch.Tensor, Footprint]:
 def test_predictions_equal_the_converted_subnets(name: str) -> None:
     inputs, found = footprint(name)
     assert {leaf.path for leaf in found.space.leaves} == set(found.net.space.choices)
-    columns = found.space.sample_columns(3, np.random.default_rng(0))
+    columns = found.space.sample_columns(4, np.random.default_rng(0))
     many = found.predict_many(columns)
-    for number in range(3):
+    for number in range(4):
         config = {path: int(column[number]) for path, column in columns.items()}
         predicted = found.predict(config)
         model = write_network(quantize_model(found.net.export(config), [inputs]))

@@ -41,8 +41,8 @@ Integers = NDArray[np.int64]
 Columns = Mapping[str, Integers]
 # Distance of tensors that cannot overlap, larger than any tensor.
 _DISJOINT = 1 << 40
-# Costs of a layer, before the distances of its inputs.
-_COSTS = 5
+# Costs of a layer and the number of its kind, before the distances of its inputs.
+_COSTS = 6
 # Combinations of sizes of a layer for which a table of costs is kept.
 _MAX_TABLE = 1 << 16
 _CHUNK = 1 << 14
@@ -53,7 +53,7 @@ class Footprints:
     """Costs of many sub-networks, int64 [candidates].
 
     Attributes:
-        ram: bytes of arena and stack; the arena is a lower bound, which its plan nearly always has.
+        ram: bytes of arena and stack; the arena is a lower bound of its plan.
         flash: bytes of constants and code.
         instructions: per inference.
         macs: multiply-accumulates per inference.
@@ -123,7 +123,11 @@ class Footprint:
             if not isinstance(choice, Depth) or name in self._skips
         })  # fmt: skip
         self._costs: dict[tuple[Any, ...], Integers] = {}
+        # By depths, then by kinds of steps.
         self._structures: dict[tuple[int, ...], tuple[FloatModel, Program]] = {}
+        self._programs: dict[tuple[tuple[int, ...], ...], Program] = {}
+        # Kernels, and which inputs their outputs may overlap: both follow from sizes.
+        self._kinds: dict[tuple[str, tuple[bool, ...]], int] = {}
 
     # The sub-network's layers.
 
@@ -339,15 +343,26 @@ class Footprint:
             for index, tensor in enumerate(program.network.tensors)
             if tensor.data is None and tensor.name in self._axes
         }
-        arena = arena_bounds(
-            program, sizes, [row[4] for row in rows],
-            [[row[5 + n] for n in range(len(step.inputs))] for step, row in
-             zip(program.steps, rows, strict=True)],
-        )  # fmt: skip
         total = np.sum([row[:3] for row in rows], axis=0)
-        stack = np.max([row[3] for row in rows], axis=0)
-        code = costs.code_bytes(program, self.target)
-        return np.stack([arena + stack, total[1] + code, total[0], total[2]])
+        ram = np.max([row[3] for row in rows], axis=0)
+        # Constants and code.
+        flash = total[1]
+        varying = [row[5] for row in rows if row[5].min() < row[5].max()] or [rows[0][5]]
+        groups, which = np.unique(np.stack(varying, 1), axis=0, return_inverse=True)
+        for group in range(len(groups)):
+            mask = which.reshape(-1) == group
+            those = [row[:, mask] for row in rows]
+            key = depths, tuple(int(row[5, 0]) for row in those)
+            if key not in self._programs:
+                config = _at(columns, int(mask.argmax()))
+                self._programs[key] = self._lowered(self._sized(self._layers(config), config))
+            program = self._programs[key]
+            ram[mask] += arena_bounds(
+                program, {index: size[mask] for index, size in sizes.items()},
+                [row[4] for row in those], [row[_COSTS:] for row in those],
+            )  # fmt: skip
+            flash[mask] += costs.code_bytes(program, self.target)
+        return np.stack([ram, flash, total[0], total[2]])
 
     def _bytes(self, value: str, columns: Columns) -> Integers:
         shape = self._floats.shapes[value]
@@ -388,7 +403,7 @@ class Footprint:
     def _cost(
         self, layer: FloatOperator, inputs: Sequence[str], config: Mapping[str, int]
     ) -> Integers:
-        """Lower one layer; return its costs, then the distances of its inputs."""
+        """Lower one layer; return its costs and kind, then the distances of its inputs."""
         alone = replace(
             self._floats, layers=[replace(layer, inputs=tuple(inputs))],
             inputs=list(dict.fromkeys(inputs)), outputs=[layer.output],
@@ -396,9 +411,11 @@ class Footprint:
         program = self._lowered(self._sized(alone, config))
         (step,) = program.steps
         distances = step.distances or (None,) * len(step.inputs)
+        kind = step.kernel, tuple(d is None for d in distances)
         return np.array([
             costs.instructions(step, self.target), costs.constant_bytes(program), step.macs,
             costs.stack_bytes(program, self.target), _aligned(step.scratch),
+            self._kinds.setdefault(kind, len(self._kinds)),
             *(_DISJOINT if d is None else _aligned(max(d, 0)) for d in distances),
         ], np.int64)  # fmt: skip
 
