@@ -359,7 +359,7 @@ class Footprint:
             program = self._programs[key]
             ram[mask] += arena_bounds(
                 program, {index: size[mask] for index, size in sizes.items()},
-                [row[4] for row in those], [row[_COSTS:] for row in those],
+                [row[4] for row in those], [list(row[_COSTS:]) for row in those],
             )  # fmt: skip
             flash[mask] += costs.code_bytes(program, self.target)
         return np.stack([ram, flash, total[0], total[2]])
