@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,16 @@ _AnyTechnique = TypeVar("_AnyTechnique", bound=Applicable)
 def sort_by_stage(techniques: Iterable[_AnyTechnique]) -> tuple[_AnyTechnique, ...]:
     """Return the techniques in the order they are named and applied: by stage, then by name."""
     return tuple(sorted(techniques, key=lambda technique: (technique.traits.stage, technique.name)))
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global random generators of Python, NumPy and torch."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
 
 
 def prepare(techniques: Iterable[Applicable]) -> None:
@@ -213,7 +224,7 @@ def build_from(
     if not built.samples:
         built.samples = count_samples(built.batch)
     built.samples_before = built.samples
-    torch.manual_seed(seed)
+    seed_all(seed)
     for technique in sort_by_stage(techniques):
         technique.apply(built)
     return built

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, UnknownNameError, WorkloadError
 from slipstream.units import with_article
-from slipstream.workload.built import BuiltWorkload, build_from, prepare
+from slipstream.workload.built import BuiltWorkload, build_from, prepare, seed_all
 from slipstream.workload.guard import FileGuard
 from slipstream.workload.lines import UserLines, project_root
 from slipstream.workload.packages import extend_path
@@ -116,8 +116,6 @@ def _remedy(error: Exception) -> str:
 
 def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
     """Build the workload of the user's function; return it with the function's location."""
-    import torch
-
     leave_process_group()
     path = workload.path.resolve()
     package = extend_path(path)
@@ -133,12 +131,12 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
     sys.modules[name] = module
     lines = UserLines(project_root(path))
     prepare(workload.techniques)
-    torch.manual_seed(seed)
+    seed_all(seed)
     with lines:
         spec.loader.exec_module(module)
     where = f"{path}:{workload.function}"
     if (family := family_of(workload.function)) is not None:
-        torch.manual_seed(seed)
+        seed_all(seed)
         with lines:
             provided = build_from_providers(module, family, workload.arguments)
         built = build_from(provided, workload.techniques, seed, workload.name, where)
@@ -157,7 +155,7 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
         where = f"{path}:{code.co_firstlineno}"
         _check_arguments(function, workload, where)
     lines.note_return(function)
-    torch.manual_seed(seed)
+    seed_all(seed)
     try:
         with lines:
             result = function(**workload.arguments)

@@ -36,6 +36,7 @@ from slipstream.workload.built import (
     BuiltWorkload,
     count_samples,
     prepare,
+    seed_all,
     sort_by_stage,
 )
 from slipstream.workload.lines import Line, UserLines, project_root
@@ -452,7 +453,7 @@ def _copyable(model: torch.nn.Module | None) -> Iterator[None]:
         return attributes
 
     if replaced:
-        torch.nn.Module.__getstate__ = state  # type: ignore[attr-defined]
+        torch.nn.Module.__getstate__ = state  # type: ignore[method-assign]
 
 
 def _ended_well(exit_: SystemExit | None) -> bool:
@@ -461,9 +462,7 @@ def _ended_well(exit_: SystemExit | None) -> bool:
 
 def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> SystemExit | None:
     """Run the script to its end; return its ``SystemExit``, or None without one."""
-    import torch
-
-    torch.manual_seed(seed)
+    seed_all(seed)
     leave_process_group()
     _attach_terminal()
     if os.environ.get("WORLD_SIZE") == "1":

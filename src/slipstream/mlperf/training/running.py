@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from slipstream import technique as techniques
@@ -25,7 +23,7 @@ from slipstream.mlperf.training.log import Log
 from slipstream.mlperf.training.tasks import Task, load
 from slipstream.technique import Stage, TechniqueSettings, Traits
 from slipstream.workload import BuiltWorkload, build_from
-from slipstream.workload.built import prepare
+from slipstream.workload.built import prepare, seed_all
 
 
 class TouchedError(WorkloadError):
@@ -201,7 +199,7 @@ class _Training:
     step_cpu_s: float = 0.0
 
     def run(self) -> dict[str, Any]:
-        _seed(self.seed)
+        seed_all(self.seed)
         log, task = self.log, self.task
         log.event("cache_clear", True, what="a new process")
         log.start("init_start")
@@ -269,7 +267,7 @@ class _Training:
         built = build_from(
             parts, (*self.techniques, *joining), self.seed, self.task.name, self.task.place
         )
-        _seed(self.seed + 1)
+        seed_all(self.seed + 1)
         return built
 
     def _share(self, batch: Any) -> Any:
@@ -371,12 +369,6 @@ def _inner(model: Any) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
-    torch.manual_seed(seed)
 
 
 def _first_yield(value: Any, task: Task) -> tuple[Any, Any, Any]:
