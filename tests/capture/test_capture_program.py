@@ -15,6 +15,7 @@ from slipstream.capture import CaptureSettings, program
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import GraphError
 from slipstream.graph import PROVENANCES, Graph, StepPhase, replay
+from slipstream.graph.origin import long_steps_note
 from slipstream.provenance import Provenance
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
@@ -341,3 +342,17 @@ def test_a_step_longer_than_the_time_limit_runs_a_few_times() -> None:
     graph = profile(Workload.of(step), threads=1, time_limit_s=0.01)
     assert graph.meta["aligned_steps"] == 1
     assert next(calls) < 10
+
+
+def test_long_steps_in_between_are_counted() -> None:
+    weight, calls = torch.ones(8, 8), itertools.count()
+
+    def step() -> torch.Tensor:
+        for _ in range(1 if next(calls) % 5 else 100):
+            result = weight @ weight
+        return result
+
+    graph = profile(Workload.of(step), steps=24, threads=1)
+    assert graph.meta["long_steps"]["of"] == 24
+    assert graph.meta["long_steps"]["share"] > 0.5
+    assert "steps took more than twice as long as most" in long_steps_note(graph)

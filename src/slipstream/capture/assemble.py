@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.capture.clocks import collection_ns, collection_spread
-from slipstream.capture.describe import describe_capture
+from slipstream.capture.describe import describe_capture, describe_long_steps
 from slipstream.capture.events import Aligned, StepEvents, align
 from slipstream.capture.lines import Seen, find_chains, line_of_units, makers
 from slipstream.capture.memory import MemoryRecord, allocations
@@ -247,7 +247,8 @@ def _graph(
             "device": "cpu",
             "threads": threads,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "contended": times.contended(threads),
+            "contended": (contended := times.contended(threads)),
+            **({} if contended and threads > 1 else describe_long_steps(times.outside_cpu_ns)),
             "loading_cpu_ns": min((step.cpu_ns for step in times.loading), default=0),
             "steps": len(times.wall_ns),
             "aligned_steps": len(aligned.length_ns),

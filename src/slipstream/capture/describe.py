@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.capture.compiling import compiled_already
 from slipstream.capture.lines import describe_lines
@@ -34,6 +35,8 @@ _WRAPPERS = {
     "FullyShardedDataParallel.forward": "FullyShardedDataParallel",
     "FSDP::": "FullyShardedDataParallel",
 }
+# Time of a long step, in medians, and the least share of all time in such steps to mention them.
+_LONG, _MIN_LONG_SHARE = 2.0, 0.1
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -84,6 +87,16 @@ def describe_capture(
         **_loops(built),
         **_tokens(built),
     }
+
+
+def describe_long_steps(times_ns: Sequence[float] | NDArray[np.float64]) -> dict[str, Any]:
+    """Describe steps that take over twice the median, such as those before an evaluation."""
+    times = np.array(times_ns, float)
+    is_long = times > _LONG * np.median(times)
+    share = float(times[is_long].sum() / max(times.sum(), 1.0))
+    if share < _MIN_LONG_SHARE:
+        return {}
+    return {"long_steps": {"number": int(is_long.sum()), "of": len(times), "share": share}}
 
 
 def _tokens(built: BuiltWorkload) -> dict[str, Any]:

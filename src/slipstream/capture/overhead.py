@@ -80,14 +80,20 @@ class StepTimes:
         is CPU time; in a loader it includes waiting for a disk or a process.
         """
         loading = self.loading or (LoadingTime(0, 0),) * len(self.cpu_ns)
-        collecting = self.collecting or (CollectionTime(),) * len(self.cpu_ns)
         within = float(min(step.cpu_ns + step.waiting_ns for step in loading))
         if threads != 1:
+            collecting = self.collecting or (CollectionTime(),) * len(self.cpu_ns)
             walls = np.subtract(self.wall_ns, [step.wall_ns for step in collecting])
             return max(float(walls.min()) - within, 0.0), within
-        outside = np.subtract(self.cpu_ns, [step.cpu_ns for step in loading])
-        outside = outside - [step.cpu_ns for step in collecting]
-        return float(outside.min()), within
+        return float(self.outside_cpu_ns.min()), within
+
+    @property
+    def outside_cpu_ns(self) -> NDArray[np.float64]:
+        """CPU time of each step outside of loaders and garbage collections."""
+        outside = np.array(self.cpu_ns, float)
+        for within in (self.loading, self.collecting):
+            outside -= [step.cpu_ns for step in within] or 0.0
+        return outside
 
     def quiet_update_ns(self, threads: int) -> float:
         """Return the minimum time of an update; 0 unless every step has one."""

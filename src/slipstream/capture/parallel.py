@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.capture.describe import describe_capture
+from slipstream.capture.describe import describe_capture, describe_long_steps
 from slipstream.capture.lanes import PlainSteps, graph_of_steps, partners
 from slipstream.capture.lanes_memory import WatchedStep, with_memory
 from slipstream.capture.memory import gradients, held
@@ -211,10 +211,12 @@ def _meta(
         built, names, annotations, (), plain.wall_ns, plain.cpu_ns, spread_by_wall=True
     )
     step_ns = described["step_ns"]
+    contended = step_ns["wall_median"] > _CONTENDED * step_ns["wall_minimum"]
     return {
         **graph.meta,
         **described,
+        **({} if contended else describe_long_steps(plain.wall_ns)),
         "threads": torch.get_num_threads(),
         "step_ns": {**step_ns, "unsynchronised": float(plain.unsynchronised_ns)},
-        "contended": step_ns["wall_median"] > _CONTENDED * step_ns["wall_minimum"],
+        "contended": contended,
     }

@@ -6,8 +6,10 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slipstream.graph.graph import Graph
+from slipstream.units import format_percent
 
 
 def describe_source(path: Path) -> dict[str, str] | None:
@@ -36,6 +38,18 @@ def has_changed(graph: Graph) -> str | None:
     current = describe_source(path)
     same_place = current is not None and current["place"] == recorded.get("place")
     return path.name if same_place and current != recorded else None
+
+
+def long_steps_note(graph: Graph) -> str:
+    """Describe steps much longer than the recorded one, if the script has them; else empty."""
+    steps: Any = graph.meta.get("long_steps")
+    if not steps:
+        return ""
+    number, of, share = steps["number"], steps["of"], steps["share"]
+    return (
+        f"{number} of {of} steps took more than twice as long as most, {format_percent(share)} of "
+        "the time of all: what such steps do in addition is not in the recorded step"
+    )
 
 
 def loop_note(graph: Graph) -> str:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from slipstream.graph import Graph
-from slipstream.graph.origin import loop_note
+from slipstream.graph.origin import long_steps_note, loop_note
 from slipstream.graph.page_faults import page_fault_error_ns, page_fault_tasks
 from slipstream.measure.measured import Measured
 from slipstream.measure.records import PredictionRecord
@@ -347,9 +347,10 @@ def prediction_table(
 ) -> Table:
     """Return a table with a row per technique: speed-up, interval, memory, time and verdict."""
     apply = applying(predictions)
-    lines = [recorded_step(graph, predictions), *notes, wide_by_page_faults(graph, predictions)]
-    if note := loop_note(graph):
-        lines.append(note)
+    lines = [
+        recorded_step(graph, predictions), long_steps_note(graph), *notes,
+        wide_by_page_faults(graph, predictions), loop_note(graph),
+    ]  # fmt: skip
     if graph.meta.get("contended"):
         lines.append("the machine was busy while the step was recorded; minima were taken")
     if graph.meta.get("unaligned_share"):
