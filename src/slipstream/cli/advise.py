@@ -127,7 +127,7 @@ def command(
             threads=(request_of(graph) or request).threads,
         )  # fmt: skip
         advice = rank(graph, show=show, settle=settle, until=schedule.analysis)
-        if advice.best is None and advice.not_timed and schedule.check is not None:
+        if advice.best is None and advice.not_timed and schedule.without_check > schedule.analysis:
             advice = rank(graph, until=schedule.without_check)
         shown = past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
         if advice.best is not None:

@@ -22,7 +22,7 @@ from slipstream.measure.render import (
 from slipstream.measure.runner import ArmFailedError
 from slipstream.measure.store import Store
 from slipstream.units import format_percent
-from slipstream.verbs.deadline import CHECK_S, Schedule
+from slipstream.verbs.deadline import CHECK_S, MIN_CHECK_S, Schedule
 from slipstream.verbs.proving.sides import prove
 from slipstream.verbs.request import Request
 from slipstream.verbs.results import WORTH_IT, Predicted
@@ -165,11 +165,11 @@ def measure_first_choice(
         predictions: those that are shown, by technique.
         store: keeps the measurement; None to keep nothing.
     """
-    if schedule.check is None:
-        return replace(check, reason="starting it twice takes longer than the time limit leaves")
     left_s = schedule.check - time.monotonic()
     if left_s < _SHORTEST_S:
         return replace(check, reason=_NO_TIME)
+    if left_s < schedule.starting_s + MIN_CHECK_S:
+        return replace(check, reason="starting it twice takes longer than the time limit leaves")
     name = check.predicted.technique
     try:
         workload = request.workload()

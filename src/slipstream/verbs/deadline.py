@@ -34,7 +34,7 @@ _FINISH_S, _FINISH_SHARE = 7.0, 0.12
 _PRINTING_S = 1.0
 # Target duration of the measurement of the first choice, after both sides started, and the
 # shortest one that is worth starting.
-CHECK_S, _MIN_CHECK_S = 10.0, 3.0
+CHECK_S, MIN_CHECK_S = 10.0, 3.0
 # Largest share of the time after the recording that is reserved for it.
 _CHECK_SHARE = 0.5
 # Largest share of the analysis time for the page faults of other launches.
@@ -47,19 +47,17 @@ class Schedule:
 
     Attributes:
         analysis: end of timing operators and predicting.
-        check: end of measuring the first choice; None if there is too little time for it.
+        check: end of measuring the first choice.
         starting_s: estimated time to start both sides, in seconds.
     """
 
     analysis: float
-    check: float | None
+    check: float
     starting_s: float
 
     @property
     def without_check(self) -> float:
         """End of timing operators and predicting if nothing is worth measuring."""
-        if self.check is None:
-            return self.analysis
         return max(self.analysis, self.check + _PRINTING_S - _FINISH_S)
 
     @classmethod
@@ -68,15 +66,15 @@ class Schedule:
 
         Args:
             began, recorded: start of the command and end of its recording, by `time.monotonic`.
-            check: whether the first choice is to be measured.
+            check: whether to reserve time to measure the first choice, if it suffices.
         """
         end = max(began + limit_s, recorded + limit_s / 2)
         analysis = end - min(_FINISH_S, _FINISH_SHARE * limit_s)
         # Recording starts the program once, and takes about as long again for its steps.
         starting_s = recorded - began
         reserved_s = min(starting_s + CHECK_S, _CHECK_SHARE * (end - recorded))
-        if not check or reserved_s < starting_s + _MIN_CHECK_S:
-            return cls(analysis, None, starting_s)
+        if not check or reserved_s < starting_s + MIN_CHECK_S:
+            reserved_s = 0.0
         return cls(analysis - reserved_s, end - _PRINTING_S, starting_s)
 
 
