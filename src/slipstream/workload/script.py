@@ -81,7 +81,7 @@ class ScriptEndedError(WorkloadError):
     def __init__(self, ended: str, available: int, *, remedy: str) -> None:
         self.ended = ended
         self.available = available
-        super().__init__(f"{ended}, which are too few", remedy=remedy)
+        super().__init__(f"{ended}, which is not enough", remedy=remedy)
 
 
 class ScriptRestarted(Exception):  # noqa: N818 (a signal, like GeneratorExit)
