@@ -30,8 +30,8 @@ from slipstream_bench.systems.synthesis.training import common, edit_distance, g
 _PEER = "SLIPSTREAM_PCCODER"
 """Environment variable with the path of a checkout of PCCoder."""
 _QUESTIONS = 5
-_MIN_SPEED = {"avx512bw": 3.0, "avx2": 1.5}
-"""Minimum million programs per second, by instruction set."""
+_MIN_SPEED, _MIN_SPEED_AVX512 = 1.5, 3.0
+"""Minimum million programs per second. With AVX2, the same code compiled by GCC is slower."""
 
 
 def program_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -92,12 +92,9 @@ def _speed_rows(options: BenchOptions) -> Iterator[Bar]:
             continue
         times = times_s(_runner(task, programs, kernel), repeats)
         speed = len(programs) / float(np.median(times)) / 1e6
-        least = _MIN_SPEED.get(level)
         detail = f"CPU time, one thread; {min(times):.3g} to {max(times):.3g} s"
-        if least is None:
-            yield Bar(bar, speed, "M/s", "reported", None, repeats, f"no bar; {detail}")
-        else:
-            yield at_least(bar, speed, least, "M/s", n=repeats, detail=detail)
+        least = _MIN_SPEED_AVX512 if level.startswith("avx512") else _MIN_SPEED
+        yield at_least(bar, speed, least, "M/s", n=repeats, detail=detail)
     bar = "programs: two threads over one"
     if options.wants(bar, 5) and FAMILY.kernels:
         kernel = next(iter(FAMILY.kernels.values()))

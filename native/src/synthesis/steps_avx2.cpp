@@ -1,2 +1,0 @@
-#include "synthesis/steps.inc"
-STEPS(steps_avx2, "avx2")
