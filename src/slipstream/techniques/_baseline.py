@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph import Graph, StepPhase, TensorSpec
+from slipstream.graph import Graph, StepPhase, TensorSpec, unique_in_order
+from slipstream.techniques.autocast import ROOT
 
 _STEP = "Optimizer.step#"
 
@@ -25,6 +26,14 @@ def already_autocast(graph: Graph) -> str | None:
     """Return the reason that the step already runs under autocast; None if it does not."""
     dtype = _baseline(graph).get("amp")
     return f"the step runs under autocast ({dtype}) already" if dtype else None
+
+
+def hidden_model(graph: Graph) -> str | None:
+    """Return the reason that the step has no model to change; None if its model is known."""
+    modules = unique_in_order(graph.tasks.module, len(graph.strings)).tolist()
+    if any(graph.string(module).partition(".")[0] == ROOT for module in modules):
+        return None
+    return "the step hides its model; return (model, batch, loss, optimizer)"
 
 
 def is_compiled(graph: Graph) -> bool:

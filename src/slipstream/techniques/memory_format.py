@@ -23,7 +23,7 @@ from slipstream.technique import (
     TechniqueSettings,
     Traits,
 )
-from slipstream.techniques._baseline import already_compiled
+from slipstream.techniques._baseline import already_compiled, hidden_model
 from slipstream.techniques._workspaces import measured_workspaces, resize_workspaces
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -45,7 +45,7 @@ class ChannelsLast(TechniqueSettings):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """Return why the memory format has no effect; None if it has."""
-        if (reason := already_compiled(graph)) is not None:
+        if (reason := already_compiled(graph) or hidden_model(graph)) is not None:
             return reason
         images = [
             call

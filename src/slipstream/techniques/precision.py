@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations import CallChanges, Durations, pace, required_timings, rescale
-from slipstream.graph import Call, Editor, Graph, StepPhase, price, price_columns, unique_in_order
+from slipstream.graph import Call, Editor, Graph, StepPhase, price, price_columns
 from slipstream.graph.graph import cached_per_graph
 from slipstream.source import Places, Source, refuse_inside
 from slipstream.technique import (
@@ -27,8 +27,8 @@ from slipstream.technique import (
     Traits,
 )
 from slipstream.techniques._autocast_memory import edit_memory
-from slipstream.techniques._baseline import already_autocast, already_compiled
-from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
+from slipstream.techniques._baseline import already_autocast, already_compiled, hidden_model
+from slipstream.techniques.autocast import AutocastPlan, plan
 from slipstream.workload import BuiltWorkload, Workload
 
 _TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
@@ -60,12 +60,9 @@ class Amp(TechniqueSettings):
         """Return why autocast has no effect on this step; None if it has."""
         if self.dtype == "fp16":
             return "fp16 needs loss scaling and a GPU; use amp:bf16"
-        if (reason := already_autocast(graph) or already_compiled(graph)) is not None:
+        reason = already_autocast(graph) or already_compiled(graph) or hidden_model(graph)
+        if reason is not None:
             return reason
-        modules = unique_in_order(graph.tasks.module, len(graph.strings))
-        names = [graph.string(module) for module in modules.tolist()]
-        if not any(name.partition(".")[0] == ROOT for name in names):
-            return "the step hides its model; return (model, batch, loss, optimizer)"
         if any(spec.dtype in _TORCH_DTYPE.values() for call in graph.calls for spec in call.inputs):
             return "the step already computes in 16 bits"
         casting = self._plan(graph)

@@ -51,7 +51,7 @@ from slipstream.technique import (
     Stage,
     Traits,
 )
-from slipstream.techniques._baseline import already_compiled
+from slipstream.techniques._baseline import already_compiled, hidden_model
 from slipstream.techniques.attention import attentions
 from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.built import model_output
@@ -84,7 +84,7 @@ class Sdpa(ModuleTechnique):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """Return why no attention can be fused; None if one can."""
-        if (reason := already_compiled(graph)) is not None:
+        if (reason := already_compiled(graph) or hidden_model(graph)) is not None:
             return reason
         fused = any(call.name.startswith(_FUSED) for call in graph.calls) or any(
             _SCOPE in graph.string(scope)

@@ -31,7 +31,7 @@ from slipstream.technique import (
     TechniqueSettings,
     Traits,
 )
-from slipstream.techniques._baseline import already_compiled
+from slipstream.techniques._baseline import already_compiled, hidden_model
 from slipstream.units import format_duration
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -61,7 +61,7 @@ class Fusion(TechniqueSettings):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """Return the reason why nothing can be fused, or None."""
-        if (reason := already_compiled(graph)) is not None:
+        if (reason := already_compiled(graph) or hidden_model(graph)) is not None:
             return reason
         devices = {spec.device for kind in _kinds(graph) for spec in kind.call.outputs}
         if "cpu" in devices and (reason := why_no_compiler()) is not None:

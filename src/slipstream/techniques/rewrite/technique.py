@@ -29,7 +29,7 @@ from slipstream.technique import (
     TechniqueSettings,
     Traits,
 )
-from slipstream.techniques._baseline import already_autocast, already_compiled
+from slipstream.techniques._baseline import already_autocast, already_compiled, hidden_model
 from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.built import model_output
 
@@ -59,7 +59,7 @@ class Rewrite(TechniqueSettings):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """Return why no rule applies; None if one does."""
-        for reason in (already_compiled(graph), already_autocast(graph)):
+        for reason in (already_compiled(graph), already_autocast(graph), hidden_model(graph)):
             if reason is not None:
                 return reason
         if not (rules := _rules()):

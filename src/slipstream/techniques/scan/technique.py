@@ -35,7 +35,7 @@ from slipstream.technique import (
     Stage,
     Traits,
 )
-from slipstream.techniques._baseline import already_autocast, already_compiled
+from slipstream.techniques._baseline import already_autocast, already_compiled, hidden_model
 from slipstream.techniques.scan import MARGIN
 from slipstream.techniques.scan.timing import layer_call
 from slipstream.workload import BuiltWorkload, Workload
@@ -73,7 +73,7 @@ class ScanBackprop(ModuleTechnique):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """Return why no recurrence of the step can be replaced, or None."""
-        for reason in (already_compiled(graph), already_autocast(graph)):
+        for reason in (already_compiled(graph), already_autocast(graph), hidden_model(graph)):
             if reason is not None:
                 return reason
         if (
