@@ -210,6 +210,11 @@ def test_samples_are_those_of_the_model_and_not_of_a_loss_module(drive_forked: R
     assert (found["samples"], found["model"]) == (4, "Linear")
 
 
+def test_samples_of_a_call_that_no_backward_pass_reaches_do_not_count(drive_forked: Run) -> None:
+    text = "for _ in range(50): train(model, optimizer, 1); grid = model(torch.randn(64, 3)).data\n"
+    assert drive_forked(script(text), look).result["samples"] == 5
+
+
 def test_samples_of_a_model_called_with_keywords_are_counted(drive_forked: Run) -> None:
     text = script(
         "class Labelled(nn.Module):\n"

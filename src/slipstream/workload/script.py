@@ -104,7 +104,8 @@ class _Discovery:
         self._loss: Any = None
         self._calls: Counter[int] = Counter()
         self._loads: Counter[int] = Counter()
-        self._largest: dict[int, tuple[bool, int]] = {}
+        self._largest: dict[int, tuple[int, int]] = {}
+        self._open: dict[int, tuple[int, tuple[Any, ...], dict[str, Any]]] = {}
         self._next: Callable[[Any], Any] | None = None
         self.called: Callable[[torch.nn.Module, int], None] = lambda module, count: None
         self.after_backward: Callable[[], None] = lambda: None
@@ -126,19 +127,38 @@ class _Discovery:
     def _take(self, module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> None:
         import torch
 
-        # The largest call of a step counts, and none without gradients, as in a validation.
-        trains, samples = torch.is_grad_enabled(), count_samples((*inputs, *named.values()))
-        if (trains, samples) >= self._largest.get(id(module), (False, 0)):
-            self._largest[id(module)] = trains, samples if trains else 0
+        call = count_samples((*inputs, *named.values())), inputs, named
+        self._open[id(module)] = call
+        self._keep_call(module, int(torch.is_grad_enabled()), *call)
+
+    def _keep_call(
+        self, module: torch.nn.Module, use: int, samples: int, inputs: Any, named: dict[str, Any]
+    ) -> None:
+        """Keep the arguments of a step's largest call of a module.
+
+        Args:
+            use: 2 for a call that a backward pass reaches, which counts before all others; 1 for
+                another with gradients, as of samples that are only saved; 0 as in a validation.
+        """
+        if (use, samples) >= self._largest.get(id(module), (0, 0)):
+            self._largest[id(module)] = use, samples if use else 0
             self._arguments[id(module)] = inputs, named
 
     def after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         import torch
+        from torch.utils._pytree import tree_leaves
 
         self._depth = max(0, self._depth - 1)
+        call = self._open.pop(id(module), None)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self.transformed += 1
-        elif self._depth == 0:
+            return
+        if call is not None:
+            keep = functools.partial(self._keep_call, module, 2, *call)
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: keep())
+        if self._depth == 0:
             self._calls[id(module)] += 1
             self.called(module, self._calls[id(module)])
 
