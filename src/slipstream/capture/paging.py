@@ -85,7 +85,7 @@ def keep_pages(most: int, report: Callable[[str], None]) -> Generator[None, None
     if not heap.keep_pages():
         return None
     # The heap grows again to the needs of a whole step.
-    for _ in range(_SETTLE):
+    for _ in range(min(_SETTLE, most)):
         yield
     return Faulting(tuple(walls), tuple(cpus), tuple(faults))
 
