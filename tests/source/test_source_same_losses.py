@@ -134,6 +134,7 @@ def test_a_loss_that_fails_under_autocast_on_a_gpu_stays_outside(tmp_path: Path,
     path.write_text(text)
     note = noted(path, "amp:bf16")
     assert "fails under autocast on a GPU" in note
+    assert _HEADER in note
     assert "loss_function(output.float(), targets)" in note
     path.write_text(text.replace(".to(device)", ""))
     assert added(path, "amp:bf16")

@@ -34,6 +34,7 @@ from slipstream.workload import BuiltWorkload, Workload
 _TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
 # Names that a file needs to move its model off the CPU.
 _DEVICE_NAMES = frozenset({"cuda", "device", "to", "xpu", "mps", "set_default_device"})
+_CPU = '"cpu"'
 # Losses of probabilities, which torch refuses to compute under autocast on CUDA.
 _UNSAFE_LOSSES = frozenset({"BCELoss", "binary_cross_entropy"})
 # Autocast casts its inputs even if the processor does not support it in bfloat16. Other layers,
@@ -129,7 +130,8 @@ class Amp(TechniqueSettings):
         return note
 
     def _by_hand(self, where: Places) -> str:
-        header = f'with torch.autocast("cpu", dtype=torch.{_TORCH_DTYPE[self.dtype]}):\n'
+        device = _device(where.source).format(model="model")
+        header = f"with torch.autocast({device}, dtype=torch.{_TORCH_DTYPE[self.dtype]}):\n"
         if where.only_infers:
             return f"{header}    output = model(inputs)\noutput = output.float()"
         if _names_of(where.source) & _UNSAFE_LOSSES:
@@ -141,11 +143,13 @@ class Amp(TechniqueSettings):
         if self.dtype == "fp16":
             raise where.source.location_error("float16 needs loss scaling")
         dtype = f"{where.torch}.{_TORCH_DTYPE[self.dtype]}"
-        # The device of a model that may be moved is read from its parameters.
-        moved = _DEVICE_NAMES & _names_of(where.source)
-        if moved and not where.only_infers and (unsafe := _UNSAFE_LOSSES & _names_of(where.source)):
+        device = _device(where.source)
+        if (
+            device != _CPU
+            and not where.only_infers
+            and (unsafe := _UNSAFE_LOSSES & _names_of(where.source))
+        ):
             raise where.source.location_error(f"{min(unsafe)} fails under autocast on a GPU")
-        device = "next({model}.parameters()).device.type" if moved else '"cpu"'
         autocast = f"{{torch}}.autocast({device}, dtype={dtype})"
         if where.function is None:
             for forward in where.forwards:
@@ -177,6 +181,12 @@ class Amp(TechniqueSettings):
 
 def _names_of(source: Source) -> set[str]:
     return source.names.used | source.names.attributes
+
+
+def _device(source: Source) -> str:
+    """Return source text of the model's device, which is read from a model that may be moved."""
+    moved = _DEVICE_NAMES & _names_of(source)
+    return "next({model}.parameters()).device.type" if moved else _CPU
 
 
 @cached_per_graph
