@@ -300,6 +300,7 @@ def test_nothing_of_the_script_runs_after_the_program(drive_forked: Run, tmp_pat
         ("with torch.no_grad():\n    for _ in range(2): model(torch.randn(5, 3))", " 2 calls ", ""),
         ("with torch.no_grad():\n    for _ in range(4): model(torch.randn(1, 3))", " 4 calls ", ""),
         ("import sys; sys.exit()", " sys.exit() ", " --"),
+        ("print('no GPU here'); exit()", "its last output was:\n    no GPU here", " --"),
         (
             "from torch.func import functional_call, grad\n"
             "loss = lambda p: functional_call(model, p, (torch.randn(5, 3),)).sum()\n"
@@ -338,6 +339,9 @@ with torch.inference_mode():
         # Only its end shows that the first one trains nothing.
         script(INFERENCE),
         "import torch\nfrom torch import nn\nmodel = nn.Linear(3, 4)\n" + INFERENCE,
+        # Transforms of single samples have no weights.
+        script("transform = nn.Flatten(0)\nfor _ in range(9): transform(torch.randn(3))\n")
+        + INFERENCE,
     ],
 )
 def test_calls_of_the_model_are_the_steps_of_inference(drive_forked: Run, text: str) -> None:

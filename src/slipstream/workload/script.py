@@ -98,6 +98,8 @@ class _Discovery:
     def __init__(self, adds_up: bool) -> None:
         self._adds_up = adds_up
         self.roots: dict[int, torch.nn.Module] = {}
+        # Losses, and transforms of single images in a data set.
+        self._transforms: set[int] = set()
         self._arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._hooks: list[Any] = []
         self._depth = 0
@@ -117,12 +119,14 @@ class _Discovery:
 
     def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         self._depth += 1
-        self.forwards += self._depth == 1
         if self._depth == 1 and id(module) not in self.roots:
             self.roots[id(module)] = module
+            if not _has_state(module):
+                self._transforms.add(id(module))
             self._arguments[id(module)] = inputs, {}
             # Only a module's own hook gets keyword arguments; it sees the second step.
             self._hooks.append(module.register_forward_pre_hook(self._take, with_kwargs=True))
+        self.forwards += self._depth == 1 and id(module) not in self._transforms
 
     def _take(self, module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> None:
         import torch
@@ -158,13 +162,13 @@ class _Discovery:
             for tensor in tree_leaves(output):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                     tensor.register_hook(lambda gradient: keep())
-        if self._depth == 0:
+        if self._depth == 0 and id(module) not in self._transforms:
             self._calls[id(module)] += 1
             self.called(module, self._calls[id(module)])
 
     @property
     def most_calls(self) -> int:
-        """Number of calls of the outermost module that was called most often."""
+        """Number of calls of the outermost module with weights that was called most often."""
         return max(self._calls.values(), default=0)
 
     def begin(self) -> None:
@@ -173,6 +177,7 @@ class _Discovery:
 
         self.after_backward = lambda: None
         self.roots.clear()
+        self._transforms.clear()
         self._arguments.clear()
         self._calls.clear()
         self._depth = 0
@@ -259,6 +264,11 @@ class _Discovery:
 
         best = max(self.roots.values(), key=owned, default=None)
         return best if best is not None and owned(best) else None
+
+
+def _has_state(module: torch.nn.Module) -> bool:
+    """Whether a module has parameters, buffers or other weights, such as quantized ones."""
+    return next(module.parameters(), None) is not None or bool(module.state_dict())
 
 
 def run_script(
@@ -745,9 +755,11 @@ def _never_stepped(path: Path, how: str, discovery: _Discovery) -> WorkloadError
             f"for inference, name a function that returns (model, batch): {named}; "
             "if an argument selects training, pass it after --"
         )
-    elif _children_ran():
-        did = ", but started other processes"
+    if _children_ran() and not discovery.backwards:
+        did += f", {'and' if did else 'but'} started other processes"
         remedy = f"training in processes that the script starts is not observed; {advice}"
+    output = _last_output() if "exit" in how else ""
+    did += f"; its last output was:\n{indent(output, '    ')}" if output else ""
     return WorkloadError(f"{name} {how} without an optimizer step{did}", remedy=remedy)
 
 
