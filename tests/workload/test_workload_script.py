@@ -480,6 +480,13 @@ def test_an_error_of_the_script_names_its_line(drive_forked: Run) -> None:
     assert outcome.error["where"].endswith("train.py:2")
 
 
+def test_an_error_of_torch_without_cuda_is_explained(drive_forked: Run) -> None:
+    # torch.cuda.set_device in a build for CPUs.
+    missing = "module 'torch._C' has no attribute '_cuda_setDevice'"
+    outcome = drive_forked(f"raise AttributeError({missing!r})\n", look)
+    assert "asks for a GPU" in outcome.error["remedy"]
+
+
 def test_our_errors_are_not_caught_by_handlers_of_the_script(drive_forked: Run) -> None:
     def failing(built: BuiltWorkload) -> Generator[None, Any, None]:
         yield

@@ -26,6 +26,7 @@ _NO_DEVICE = (
     "Cannot access accelerator device when none is available",
     "no CUDA-capable device is detected",
     "requires CUDA support",
+    "has no attribute '_cuda_",
 )
 
 
