@@ -21,8 +21,14 @@ from slipstream.provenance import Provenance
 from slipstream.technique import Context, Quality, QualityKind, Stage, TechniqueSettings, Traits
 from slipstream.techniques.precision import Amp
 from slipstream.verbs.predicting import Folded, predict, prediction_of
-from slipstream.verbs.profiling import profile
-from slipstream.verbs.results import WORTH_IT, Predicted, Prediction, prediction_table
+from slipstream.verbs.profiling import profile, summary
+from slipstream.verbs.results import (
+    WORTH_IT,
+    Predicted,
+    Prediction,
+    prediction_table,
+    recorded_step,
+)
 from tiny_models import captured, workload
 
 
@@ -375,6 +381,12 @@ def test_a_part_that_no_longer_applies_is_named() -> None:
     alone, together = predict(captured("mlp"), [(Later(),), both], durations=durations)
     assert alone.why_not is None
     assert together.why_not == "later: too many samples"
+
+
+def test_one_sample_is_singular() -> None:
+    graph = replace(captured("mlp"), samples=1)
+    assert "per step, 1 sample, " in recorded_step(graph, [])
+    assert summary(graph).title.endswith(" of 1 sample")
 
 
 def test_steps_that_differ_widen_the_interval() -> None:

@@ -194,7 +194,7 @@ def summary(graph: Graph) -> Table:
         Field.number("share", lambda row: format_percent(row[3] / step_ns)),
     )
     title = f"{graph.meta['workload']}: {format_duration(step_ns)} per step" + (
-        f" of {graph.samples} samples" if graph.samples else ""
+        f" of {graph.samples} sample{'s' * (graph.samples > 1)}" if graph.samples else ""
     )
     return Table.of(rows, fields, title, _recorded(graph))
 

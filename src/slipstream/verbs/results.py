@@ -386,7 +386,7 @@ def recorded_step(graph: Graph, predictions: Sequence[Prediction]) -> str:
     threads = graph.meta.get("threads")
     return (
         f"baseline: {format_duration(step_ns)} per step"
-        + (f", {graph.samples} samples" if graph.samples else "")
+        + (f", {graph.samples} sample{'s' * (graph.samples > 1)}" if graph.samples else "")
         + (f", {format_bytes(peak)} peak tensor memory" if peak else ", memory not recorded")
         + (f" ({reason})" if not peak and (reason := graph.meta.get("memory_reason")) else "")
         + (f" ({threads} thread{'s' * (threads != 1)}, without contention)" if threads else "")
