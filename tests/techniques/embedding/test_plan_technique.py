@@ -20,6 +20,7 @@ from slipstream.techniques.embedding.formats.tt import TTEmbedding
 from slipstream.techniques.embedding.modules import TableEmbedding, TableEmbeddingBag
 from slipstream.techniques.embedding.plan_technique import EmbeddingPlan
 from slipstream.techniques.embedding.planning import plan
+from slipstream.techniques.embedding.timed import module_of
 from slipstream.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -200,3 +201,10 @@ def test_lines_to_write_are_reported() -> None:
     change = EmbeddingPlan().code(Workload(f"{example}:make_workload"))
     assert change is not None
     assert "ss.embedding.plan" in change.note
+
+
+@pytest.mark.parametrize(("format", "once"), [("int4", True), ("hash", False)])
+def test_a_table_that_is_fitted_is_timed_as_one_module(format: str, once: bool) -> None:
+    settings = () if once else (("rows", 8),)
+    first, second = (module_of(50, 8, format, settings, "") for _ in range(2))
+    assert (first is second) == once
