@@ -96,6 +96,23 @@ def test_techniques_are_loaded_before_memory_at_rest_is_read(
     assert order == ["techniques", "VmRSS", "workload"]
 
 
+def test_samples_are_of_all_steps_of_a_short_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    measured: dict[int, int] = {}
+
+    def run(*arguments: Any, **_: Any) -> None:
+        for number, _ in enumerate(arguments[2](build("mlp"))):
+            measured[len(sent)] = number
+
+    monkeypatch.setattr(sides, "channel", lambda: SimpleNamespace(send=sent.append))
+    monkeypatch.setattr(sides, "calls", lambda: iter([{"arguments": {}}] * 40))
+    monkeypatch.setattr(sides, "run_program", run)
+    sides.serve_steps({}, "", 0)
+    del measured[0]  # before the first sample
+    for cycle in (2, 3, 5):
+        assert {number % cycle for number in measured.values()} == set(range(cycle))
+
+
 def test_a_turn_of_a_loader_with_workers_has_a_batch_of_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
