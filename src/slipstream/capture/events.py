@@ -192,19 +192,28 @@ def align(
     Raises:
         GraphError: The steps have less than half of their events in common.
     """
-    # Few steps differ in their names: compare each path through the model once.
-    paths = {names: positions(reference, names) for names in {step.names for step in steps}}
-    places = [paths[step.names] for step in steps]
-    if parents is not None:
-        places = [nested(place, parents, step) for place, step in zip(places, steps, strict=True)]
-    whole = [n for n, place in enumerate(places) if is_complete(place, len(steps[n].names))]
-    if len(whole) >= _MIN_WHOLE_SHARE * len(steps):
-        return _gathered(reference, [steps[n] for n in whole], [places[n] for n in whole], 0.0)
-    common = np.array([(place >= 0).sum() for place in places])
-    events = np.array([(len(reference) + len(step.names)) / 2 for step in steps])
     similar = np.flatnonzero([is_near(len(step.names), len(reference)) for step in steps])
     if len(similar) < _MIN_SIMILAR * len(steps):
         similar = np.arange(len(steps))
+    chosen = similar.tolist()
+    # Few steps differ in their names: compare each path through the model once.
+    names_of = {steps[n].names for n in chosen}
+    paths = {names: positions(reference, names) for names in names_of}
+    places = {n: paths[steps[n].names] for n in chosen}
+    if parents is not None:
+        places = {n: nested(place, parents, steps[n]) for n, place in places.items()}
+    whole = [n for n, place in places.items() if is_complete(place, len(steps[n].names))]
+    if len(whole) >= _MIN_WHOLE_SHARE * len(steps):
+        return _gathered(reference, [steps[n] for n in whole], [places[n] for n in whole], 0.0)
+    # Steps of other lengths are only counted: aligning them takes as long as all others.
+    counts = Counter(reference)
+    common = np.array(
+        [
+            (places[n] >= 0).sum() if n in places else (counts & Counter(step.names)).total()
+            for n, step in enumerate(steps)
+        ]
+    )
+    events = np.array([(len(reference) + len(step.names)) / 2 for step in steps])
     share = float(common[similar].sum() / max(events[similar].sum(), 1))
     if share < _MIN_COMMON:
         raise GraphError(
@@ -213,7 +222,6 @@ def align(
             "or profile one path at a time",
         )
     unaligned = 1 - float(common.sum() / events.sum())
-    chosen = similar.tolist()
     return _gathered(reference, [steps[n] for n in chosen], [places[n] for n in chosen], unaligned)
 
 
@@ -324,7 +332,7 @@ def positions(
 
 def _common(a: Sequence[int], b: Sequence[int], most_differences: int) -> list[tuple[int, int]]:
     """Return the pairs of a longest common subsequence; empty beyond `most_differences`."""
-    if not a or not b:
+    if not a or not b or abs(len(a) - len(b)) > most_differences:
         return []
     # By diagonal k = x - y: the furthest x reached with d differences; one table per d.
     furthest = {1: 0}
