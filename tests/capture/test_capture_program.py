@@ -331,17 +331,18 @@ def test_a_machine_that_becomes_busy_runs_fewer_steps(monkeypatch: pytest.Monkey
     assert 3 <= graph.meta["aligned_steps"] < 12
 
 
-def test_a_step_longer_than_the_time_limit_runs_a_few_times() -> None:
+@pytest.mark.parametrize("evaluated", [-1, 7])
+def test_a_step_longer_than_the_time_limit_runs_a_few_times(evaluated: int) -> None:
     weight, calls = torch.ones(8, 8), itertools.count()
 
     def step() -> torch.Tensor:
-        next(calls)
         time.sleep(0.01)
-        return weight @ weight
+        return (weight @ weight).exp() if next(calls) == evaluated else weight @ weight
 
     graph = profile(Workload.of(step), threads=1, time_limit_s=0.01)
     assert graph.meta["aligned_steps"] == 1
     assert next(calls) < 10
+    assert not any("exp" in name_of(graph, task) for task in range(len(graph)))
 
 
 def test_long_steps_in_between_are_counted() -> None:

@@ -336,7 +336,10 @@ class _Capture:
     @property
     def _retries(self) -> int:
         """Maximum number of retries for a step that does not fit the others."""
-        return 0 if self._settings.short or self._once else _RETRIES
+        if self._settings.short or self._settings.once:
+            return 0
+        # An evaluation after every few steps rarely follows another.
+        return 1 if self._once else _RETRIES
 
     @property
     def _compiled(self) -> bool:
