@@ -245,12 +245,13 @@ def test_a_script_has_its_own_arguments_and_neighbouring_modules(
     assert outcome.result["weights"] == _WEIGHTS
 
 
-def test_a_script_that_updates_its_weights_is_stopped_early(drive_forked: Run) -> None:
-    outcome = drive_forked(
-        _PARTS.replace("optimizer.step()", "pass") + "while True: loss_of(model).backward()\n", look
-    )
-    assert outcome.what == (
-        "train.py was stopped without an optimizer step, after 100 calls of backward"
+@pytest.mark.parametrize(("update", "calls"), [("pass", 100), ("optimizer.step()", 1000)])
+def test_a_script_that_updates_its_weights_is_stopped_early(
+    drive_forked: Run, update: str, calls: int
+) -> None:
+    text = _PARTS.replace("optimizer.step()", update) + "while True: loss_of(model).backward()\n"
+    assert drive_forked(text, look).what == (
+        f"train.py was stopped without an optimizer step, after {calls} calls of backward"
     )
 
 
@@ -352,7 +353,12 @@ def test_calls_of_the_model_are_the_steps_of_inference(drive_forked: Run, text: 
     assert drive_forked(text, calls).result[:2] == [False, 5]
 
 
-def test_a_short_script_is_repeated_and_interrupts_the_step_in_between(drive_forked: Run) -> None:
+def test_a_short_script_is_repeated_and_interrupts_the_step_in_between(
+    drive_forked: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Less than the calls of backward of one run.
+    monkeypatch.setattr("slipstream.workload.script._MAX_BACKWARDS", (8, 8))
+
     def count(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
         whole = interrupted = 0
         while whole < 20:

@@ -54,8 +54,9 @@ _SHORT_SCRIPT = 500
 # Words of a script that only runs a model, and of one that may train it (or of its imports).
 _INFERS = re.compile(r"\b(inference_mode|no_grad)\b")
 _TRAINS = re.compile(r"\b(backward|fit|optim\w*|[Tt]rain\w*)\b")
-# Calls of backward after which a script whose text has no ``.step`` never steps an optimizer.
-_MAX_BACKWARDS = 100
+# Calls of backward after which a script never steps an optimizer: without and with ``.step`` in its
+# text, since gradients may be accumulated.
+_MAX_BACKWARDS = (100, 1000)
 # Lines and columns of a script's terminal, and the character that ends one read of it.
 _TERMINAL, _END_OF_FILE, _MAX_READS = (24, 80), b"\4", 1000
 # Exit status of argparse for wrong arguments.
@@ -318,7 +319,7 @@ class _Script(Generic[T]):
         self._stepped_at: dict[Line, None] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._marked = False
-        self._calls_step = True
+        self._max_backwards = 0
         self._resumed: _Resumed | None = None
         self._built: BuiltWorkload | None = None
 
@@ -331,7 +332,7 @@ class _Script(Generic[T]):
         prepare(self._workload.techniques)
         extend_path(self._path)
         text = self._path.read_text(encoding="utf-8", errors="replace")
-        self._calls_step = ".step" in text
+        self._max_backwards = _MAX_BACKWARDS[".step" in text]
         if _INFERS.search(text) and not _TRAINS.search(text):
             self._discovery.called = self._discover_call
         with self._lines:
@@ -362,8 +363,8 @@ class _Script(Generic[T]):
         self._marked = False
         discovery = self._discovery
         discovery.begin()
-        if not self._calls_step:
-            discovery.after_backward = self._refuse_without_steps
+        refuse = functools.partial(self._refuse_without_steps, discovery.backwards)
+        discovery.after_backward = refuse
         try:
             exit_ = _run(self._workload, self._path, self._content, self._seed)
         finally:
@@ -376,9 +377,13 @@ class _Script(Generic[T]):
         trains = bool(self._steps_of) or bool(self._discovery.backwards)
         return not trains and not self._marked and self._discovery.most_calls > _STEPS_TO_DISCOVER
 
-    def _refuse_without_steps(self) -> None:
-        """End a script that updates its parameters without an optimizer."""
-        if not self._steps_of and self._discovery.backwards >= _MAX_BACKWARDS:
+    def _refuse_without_steps(self, earlier: int) -> None:
+        """End a script that updates its parameters without an optimizer.
+
+        Args:
+            earlier: calls of backward before this run of the script.
+        """
+        if not self._steps_of and self._discovery.backwards - earlier >= self._max_backwards:
             _leave_with(_never_stepped(self._path, "was stopped", self._discovery))
 
     def _discover(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -741,7 +746,7 @@ def _never_stepped(path: Path, how: str, discovery: _Discovery) -> WorkloadError
         did = f", after {_calls(discovery.backwards)} of backward"
         remedy = (
             "the steps of a script are counted by optimizer.step() of a torch.optim.Optimizer; "
-            f"call that, or {advice}"
+            f"call that, or pass the argument that selects an optimizer after --, or {advice}"
         )
     elif discovery.transformed:
         did = ", but called a model under a transform of torch.func"
