@@ -331,7 +331,7 @@ def test_a_machine_that_becomes_busy_runs_fewer_steps(monkeypatch: pytest.Monkey
     assert 3 <= graph.meta["aligned_steps"] < 12
 
 
-@pytest.mark.parametrize("evaluated", [-1, 7])
+@pytest.mark.parametrize("evaluated", [-1, 8])
 def test_a_step_longer_than_the_time_limit_runs_a_few_times(evaluated: int) -> None:
     weight, calls = torch.ones(8, 8), itertools.count()
 
@@ -341,7 +341,7 @@ def test_a_step_longer_than_the_time_limit_runs_a_few_times(evaluated: int) -> N
 
     graph = profile(Workload.of(step), threads=1, time_limit_s=0.01)
     assert graph.meta["aligned_steps"] == 1
-    assert next(calls) < 10
+    assert next(calls) <= 10
     assert not any("exp" in name_of(graph, task) for task in range(len(graph)))
 
 
