@@ -38,6 +38,7 @@ def divide(x):
     return 1 / x
 def deep(): return divide(0)
 def need(): raise ModuleNotFoundError("Try `pip install thing`")
+def part(): import json.a_part_nobody_has
 def leave(code): sys.exit(code)
 def vanish(code): os._exit(code)
 def hang():
@@ -165,6 +166,9 @@ def test_a_missing_package_is_named(child: Child) -> None:
     with pytest.raises(WorkloadError, match="Try `pip install thing`") as caught:
         child.call("user_code:need")
     assert "install" not in (caught.value.remedy or "")
+    with pytest.raises(WorkloadError) as caught:
+        child.call("user_code:part")
+    assert "'json' has no 'a_part_nobody_has' here" in (caught.value.remedy or "")
 
 
 def test_an_unknown_function_is_named(child: Child) -> None:

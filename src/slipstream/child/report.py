@@ -65,6 +65,12 @@ def _remedy(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
         return "out of memory: use a smaller batch or model, or a machine with more memory"
     if isinstance(error, ModuleNotFoundError) and error.name:
+        package, _, part = error.name.rpartition(".")
+        if package:
+            return (
+                f"'{package}' has no '{part}' here: install another version of it, or run from the "
+                "folder that holds yours"
+            )
         return f"install '{error.name}' in this environment, or run from the folder that holds it"
     if isinstance(error, SystemExit):
         return "the code exits the process; let it return, or guard it with __main__"
