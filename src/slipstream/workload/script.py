@@ -470,7 +470,10 @@ class _Script(Generic[T]):
 
 @contextlib.contextmanager
 def _copyable(model: torch.nn.Module | None) -> Iterator[None]:
-    """Let copies and saved files of modules have no ``forward`` that is assigned in the block."""
+    """Leave a ``forward`` that is assigned in the block out of copies and saved files of modules.
+
+    It holds until the process ends, since the script copies and saves its model later.
+    """
     import torch
 
     modules = () if model is None else tuple(model.modules())
