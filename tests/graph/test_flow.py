@@ -156,6 +156,9 @@ def test_a_boundary_is_what_others_make_and_read() -> None:
     assert flow.boundary([1, 2]) == ({1: SPEC}, {3: SPEC})
     read, written = flow.boundary(range(4))
     assert (set(read), set(written)) == ({0}, set())
+    # Task 2 takes the number of what task 0 made; task 3 reads the later value.
+    reused = unary((RELU, 0, 1), (RELU, 1, 2), (RELU, 2, 1), (RELU, 1, 3))
+    assert reused.boundary([0, 1]) == ({0: SPEC}, {2: SPEC})
 
 
 def test_only_matmuls_of_parameters_are_layers() -> None:

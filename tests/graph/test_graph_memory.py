@@ -225,6 +225,16 @@ def test_allocations_of_removed_tasks_only_are_removed() -> None:
     assert rows(edit.apply("gone")) == []
 
 
+def test_a_later_owner_of_the_number_does_not_keep_an_extended_allocation() -> None:
+    operands = {"operand_start": np.array([0, 1, 2, 3, 4]), "operands": np.array([2, 2, 2, 2])}
+    graph = with_memory(chain(4, **operands), (10, 2, 7, 0, 1), (5, 2, 7, 2, 3))
+    edit = Editor(graph, "t")
+    edit.remove(0)
+    edit.remove(1)
+    edit.release_after(0, edit.insert(3, "last", 1.0, MICRO))
+    assert rows(edit.apply("gone")) == [(5, 2, 7, 0, 1)]
+
+
 def test_an_allocation_that_a_remaining_task_uses_moves_to_the_next_user() -> None:
     operands = {"operand_start": np.array([0, 0, 1, 2, 2]), "operands": np.array([2, 2])}
     graph = with_memory(chain(4, **operands), (10, 2, 7, 1, 3), (6, 4, 3, 1, -1))

@@ -607,7 +607,9 @@ class Editor:
                 release=numbers[memory.release].astype(np.int32),
             )
         reassigner = AllocationReassigner(wiring.graph, self._removed, new_index, order)
-        return reassigner.reassigned(memory)
+        freed = memory.release.copy()
+        freed[: len(needed)] = recorded.release[wiring.needed]
+        return reassigner.reassigned(memory, freed)
 
     def _edges(self, new_index: NDArray[np.int64]) -> Edges:
         """Return edges of the remaining tasks, including bridges over removed tasks.

@@ -227,31 +227,30 @@ class Flow:
 
         Each has the largest tensor that lies in it.
         """
+        inside = set(tasks)
+        # A task outside may also use the number of a storage that `tasks` freed.
+        needed = {
+            storage
+            for task in inside
+            for user in (*self.readers[task], *self.views_of[task])
+            if user not in inside
+            for storage, maker in zip(self.operands(user)[0], self.makers[user], strict=True)
+            if maker == task
+        }
         read: dict[int, TensorSpec] = {}
         written: dict[int, TensorSpec] = {}
-        uses: dict[int, int] = {}
-        for task in tasks:
+        for task in sorted(inside):
             call = self.call(task)
             if call is None:
                 continue
             before, after = self.operands(task)
-            for storage in (*before, *after):
-                uses[storage] = uses.get(storage, 0) + 1
             for storage, spec in zip(before, call.inputs, strict=True):
                 if storage not in written:
                     _widest(read, storage, spec)
             for storage, spec in zip(after, call.outputs, strict=True):
                 if storage not in read:
                     _widest(written, storage, spec)
-        outside = {s: spec for s, spec in written.items() if self._uses[s] > uses[s]}
-        return read, outside
-
-    @cached_property
-    def _uses(self) -> list[int]:
-        """Operands of all tasks, by storage."""
-        operands = self.graph.operands
-        uses: list[int] = np.bincount(operands[operands >= 0]).tolist()
-        return uses
+        return read, {s: spec for s, spec in written.items() if s in needed}
 
 
 def _widest(specs: dict[int, TensorSpec], storage: int, spec: TensorSpec) -> None:

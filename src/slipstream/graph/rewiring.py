@@ -244,11 +244,16 @@ class AllocationReassigner:
         self._gone = np.zeros(len(new_index) + 1, bool)  # -1 is not a task
         self._gone[: len(removed)] = removed
 
-    def reassigned(self, memory: Allocations) -> Allocations:
-        """Return `memory` with tasks of the edited graph."""
+    def reassigned(self, memory: Allocations, freed: NDArray[np.int32]) -> Allocations:
+        """Return `memory` with tasks of the edited graph.
+
+        Args:
+            freed: int32 [allocations], the tasks that freed them in the recorded step. Another
+                allocation may have the number of the storage after that.
+        """
         orphans = np.flatnonzero(self._gone[memory.producer])
         needed = np.ones(len(memory), bool)
-        needed[orphans] = self._needed(memory.take(orphans))
+        needed[orphans] = self._needed(replace(memory, release=freed).take(orphans))
         memory = memory.take(np.flatnonzero(needed))
         producer, release = self._after(memory.producer), self._before(memory.release)
         release = np.where(memory.release >= 0, np.maximum(release, producer), -1)
