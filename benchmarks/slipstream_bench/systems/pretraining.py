@@ -43,7 +43,7 @@ _BASELINE = "baseline"
 _LAMB_UPDATES = 200
 # Bytes per parameter: FusedLAMB reads four tensors and writes two, then reads three and writes one.
 _LAMB_BYTES, _ADAMW_BYTES = 40, 28
-_SEEDS, _UPDATES, _ROWS, _HELD_OUT = 3, 40, 4, 1 << 20
+_SEEDS, _UPDATES, _ROWS, _HELD_OUT = 3, 400, 4, 1 << 20
 # Of the rates 0.0005 to 0.004 and 0.005 to 0.04, those with the lowest losses.
 _ADAMW_RATE, _LAMB_RATE = 1e-3, 2e-2
 _GROWTH, _SMALL_UPDATES = 16, 2000
@@ -219,7 +219,7 @@ def _plan_rows(options: BenchOptions) -> Iterator[Bar]:
 
 def _quality_rows(options: BenchOptions) -> Iterator[Bar]:
     bar = "mini: loss of other batches over the baseline's, equal tokens"
-    if not options.full or not options.wants(bar, 120):
+    if not options.full or not options.wants(bar, 900):
         return
     losses: dict[str, list[float]] = {_BASELINE: [], RUNGS[-1]: []}
     seconds = dict.fromkeys(losses, 0.0)
