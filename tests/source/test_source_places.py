@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from slipstream.source import (
     accumulate,
     locate,
 )
+from slipstream.source._names import Names
 
 _LOADER = "torch.utils.data.DataLoader"
 
@@ -376,6 +378,7 @@ def test_the_update_runs_once_for_all_batches(loop: str, lines: list[str]) -> No
     ("loop", "message", "line"),
     [
         ("while go():\n" + _LOOP, "for loop", 4),
+        ("def update(x):\n" + _LOOP + "for x in d: update(x)\n", r"steps in update\(\), which", 4),
         ("for x in d:\n  if x: continue\n" + _LOOP, "batches", 5),
         ("for x in d:\n" + _LOOP.replace("  opt.zero_grad()\n", ""), "gradients", 4),
         ("for x in d:\n" + _LOOP + "  print(x)\n  schedule.step()\n", r"schedule\.step", 10),
@@ -387,6 +390,28 @@ def test_a_loop_that_cannot_accumulate_is_left_alone(loop: str, message: str, li
     with pytest.raises(EditLocationError, match=message) as error:
         accumulate(where(_HEAD + loop), 3)
     assert str(error.value.where) == f"train.py:{line}"
+
+
+def test_the_places_of_a_long_script_are_found_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookups = 0
+    owner = Names.owner
+
+    def counted(names: Names, variable: ast.Name) -> ast.AST | None:
+        nonlocal lookups
+        lookups += 1
+        return owner(names, variable)
+
+    def count(lines: int) -> int:
+        nonlocal lookups
+        lookups = 0
+        head = "import torch\nm = f(0)\n" + "x = f(x, m)\n" * lines
+        _ = where(head + "opt = torch.optim.SGD(m.parameters(), x)\nfor x in d:\n" + _LOOP).steps
+        return lookups
+
+    monkeypatch.setattr(Names, "owner", counted)
+    assert count(80) < 2.5 * count(40)
 
 
 def test_inputs_are_those_of_the_model() -> None:

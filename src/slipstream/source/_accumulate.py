@@ -41,9 +41,7 @@ def accumulate(where: Places, batches: int) -> Source:
         raise source.location_error("the loop scales its loss (GradScaler)", step.update)
     if step.update.args or step.update.keywords:
         raise source.location_error("the optimizer steps with a closure", step.update)
-    loop = step.container
-    if not isinstance(loop, ast.For):
-        raise source.location_error("the training loop is not a for loop", loop)
+    loop = step.for_loop(source)
     update = _own_statement(source, loop, step.update)
     backward = names.within(step.backward, loop.body)
     for above in names.ancestors(step.backward):

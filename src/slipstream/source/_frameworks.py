@@ -195,9 +195,7 @@ def _accumulates(where: Places, source: Source) -> Source:
     assert training is not None
     assert training.settings is not None
     step = where.step
-    loop, function = step.container, step.backward.func
-    if not isinstance(loop, ast.For):
-        raise where.source.location_error("the training loop is not a for loop", loop)
+    loop, function = step.for_loop(where.source), step.backward.func
     assert isinstance(function, ast.Attribute)
     receiver = function.value
     if names.identity(receiver) != assigned_to(names, training.settings):

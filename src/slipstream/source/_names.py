@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias, TypeVar, cast
 
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
@@ -64,6 +64,10 @@ class Names:
         self._parents: dict[ast.AST, ast.AST] = {}
         self._bound: dict[ast.AST, dict[str, list[ast.AST]]] = {}
         self._outside: dict[ast.AST, dict[str, ast.AST]] = {}
+        self._variables: dict[str, list[ast.Name]] = {}
+        self._occurrences: dict[Identity, list[ast.Name]] = {}
+        self._calls: list[ast.Call] = []
+        self._identities: dict[tuple[ast.AST, int], Identity | None] = {}
         self.used: set[str] = set()
         """Names of all variables in the file."""
         self.attributes: set[str] = set()
@@ -73,6 +77,9 @@ class Names:
                 self._parents[child] = node
         for node in ast.walk(tree):
             self._note(node)
+        self._calls.sort(key=position)
+        # Found before all bindings were noted.
+        self._identities.clear()
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return the node that holds `node`."""
@@ -120,6 +127,14 @@ class Names:
         """Return the nodes that assign `name` of `owner`: see `Identity`."""
         return self._bound.get(owner, {}).get(name, [])
 
+    def occurrences(self, variable: Identity) -> Sequence[ast.Name]:
+        """Return the places where a variable of a scope is read or assigned."""
+        if variable not in self._occurrences:
+            owner, name = variable
+            nodes = self._variables.get(name, [])
+            self._occurrences[variable] = [node for node in nodes if self.owner(node) is owner]
+        return self._occurrences[variable]
+
     def values(self, expression: ast.AST) -> list[ast.expr | None]:
         """Return each value assigned to a variable; None for one bound in another way."""
         identity = self.identity(expression)
@@ -155,6 +170,12 @@ class Names:
 
         An argument is identified with the variable that every call in the file passes for it.
         """
+        key = expression, depth
+        if key not in self._identities:
+            self._identities[key] = self._identity(expression, depth)
+        return self._identities[key]
+
+    def _identity(self, expression: ast.AST, depth: int) -> Identity | None:
         if isinstance(expression, ast.Attribute):
             if isinstance(expression.value, ast.Name) and expression.value.id == "self":
                 for above in self.ancestors(expression):
@@ -178,9 +199,9 @@ class Names:
         only = identities.pop() if len(identities) == 1 else None
         return only or variable
 
-    def calls(self) -> Iterator[ast.Call]:
-        """Yield every call in the file, in its order."""
-        yield from sorted(nodes_in(ast.Call, self.tree), key=position)
+    def calls(self) -> Sequence[ast.Call]:
+        """Return every call in the file, in its order."""
+        return self._calls
 
     def calls_of(self, function: Function) -> list[ast.Call]:
         """Return the direct calls of a function; for a method, all calls of its name."""
@@ -256,6 +277,9 @@ class Names:
     def _note(self, node: ast.AST) -> None:
         if isinstance(node, ast.Name):
             self.used.add(node.id)
+            self._variables.setdefault(node.id, []).append(node)
+        elif isinstance(node, ast.Call):
+            self._calls.append(node)
         elif isinstance(node, ast.Attribute):
             self.attributes.add(node.attr)
         if isinstance(node, ast.Name) and is_written(node):

@@ -203,6 +203,7 @@ def _receivers(
     receivers: list[ast.expr] = []
     passed: list[ast.expr] = []
     reached: set[ast.AST] = set()
+    followed: set[Identity] = set()
     pending: list[ast.AST] = [*call.args, *(keyword.value for keyword in call.keywords)]
     while pending:
         node = pending.pop()
@@ -221,7 +222,8 @@ def _receivers(
             is_function = any(isinstance(bound, ast.FunctionDef) for bound in functions)
             if not is_function and names.identity(node) in called:
                 passed.append(node)
-            elif owner is not None:
+            elif owner is not None and (owner, node.id) not in followed:
+                followed.add((owner, node.id))
                 pending += definitions(names, (owner, node.id))
         pending += ast.iter_child_nodes(node)
     return sorted(receivers, key=position), sorted(passed, key=position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Iterator
 
-from slipstream.source._names import Identity, Names, is_written, nodes_in, position, variables_in
+from slipstream.source._names import Identity, Names, is_written, nodes_in, position
 
 # Functions that only inspect a class and build no objects of it.
 _ASKING = ("isinstance", "issubclass")
@@ -51,15 +51,14 @@ def definitions(names: Names, variable: Identity) -> Iterator[ast.AST]:
             # Not the body of a loop, or of a `with`.
             simple = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr))
             yield from [statement] if simple else _heads(statement)
-    for node in variables_in(owner, name=name):
-        if names.owner(node) is owner:
-            statement = names.statement(node)
-            if isinstance(statement, ast.Expr):
-                changed = [statement.value.func] if isinstance(statement.value, ast.Call) else []
-            else:
-                changed = statement.targets if isinstance(statement, ast.Assign) else []
-            if any(node in _roots(target) for target in changed):
-                yield statement
+    for node in names.occurrences(variable):
+        statement = names.statement(node)
+        if isinstance(statement, ast.Expr):
+            changed = [statement.value.func] if isinstance(statement.value, ast.Call) else []
+        else:
+            changed = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(node in _roots(target) for target in changed):
+            yield statement
 
 
 def _heads(statement: ast.stmt) -> Iterator[ast.AST]:

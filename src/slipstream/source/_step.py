@@ -66,6 +66,19 @@ class StepSource:
     zero_grads: tuple[ast.Call, ...]
     others: tuple[ast.Call, ...]
 
+    def for_loop(self, source: Source) -> ast.For:
+        """Return the for loop of the step.
+
+        Raises:
+            EditLocationError: it is another loop, or the step is in a function without one.
+        """
+        if isinstance(self.container, ast.For):
+            return self.container
+        reason = "the training loop is not a for loop"
+        if isinstance(self.container, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            reason = f"the optimizer steps in {self.container.name}(), which has no for loop"
+        raise source.location_error(reason, self.container)
+
     @property
     def undivided_loss(self) -> ast.expr:
         """The loss without the number that divides it."""
