@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -427,6 +428,52 @@ for _ in range(20):
         return [torch._C._current_graph_task_id(), len(built.other_optimizers)]
 
     assert drive_forked(text, in_backward).result == [-1, 3]
+
+
+_LBFGS = """
+class Fit(torch.optim.LBFGS):
+    pass
+optimizer = {kind}(model.parameters(), max_iter=1000, tolerance_change=0, tolerance_grad=0)
+x, y = torch.randn(5, 3), torch.randn(5, 1)
+evaluated = []
+def closure():
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    evaluated.append(float(loss))
+    return loss
+{around}optimizer.step(closure{named})
+"""
+
+
+def look_at_evaluations(built: BuiltWorkload) -> Generator[None, Any, list[Any]]:
+    """Return, for three steps, the loss, the script's last one, and whether a hook ran once."""
+    updates: list[int] = []
+    built.optimizer.register_step_post_hook(lambda *_: updates.append(1))
+    yield
+    found = []
+    for _ in range(3):
+        updates.clear()
+        loss = yield
+        found.append((float(loss), sys.modules["__main__"].evaluated[-1], len(updates)))
+    return [built.evaluations, built.samples, found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "around", "named"),
+    [
+        ("torch.optim.LBFGS", "", ""),
+        ("Fit", "for _ in range(9): ", "=closure"),
+    ],
+)
+def test_each_evaluation_of_lbfgs_is_a_step(
+    drive_forked: Run, kind: str, around: str, named: str
+) -> None:
+    text = script(_LBFGS.format(kind=kind, around=around, named=named))
+    evaluations, samples, steps = drive_forked(text, look_at_evaluations).result
+    assert (evaluations, samples) == (True, 5)
+    assert all(loss == last and updates == 1 for loss, last, updates in steps)
+    assert len({loss for loss, _, _ in steps}) == 3
 
 
 def test_all_optimizers_of_a_step_are_fused(drive_forked: Run) -> None:

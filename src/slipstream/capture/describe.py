@@ -84,6 +84,7 @@ def describe_capture(
         "baseline": describe_baseline(built, annotated, names.autocast),
         "lines": describe_lines(built, chains),
         **_recursion(names),
+        **({"evaluations": True} if built.evaluations else {}),
         **_loops(built),
         **_tokens(built),
     }

@@ -52,6 +52,11 @@ def long_steps_note(graph: Graph) -> str:
     )
 
 
+def evaluation_note(graph: Graph) -> str:
+    """State that a step is an evaluation of the optimizer's closure, if so; else empty."""
+    return "a step is one evaluation of LBFGS's closure" if graph.meta.get("evaluations") else ""
+
+
 def loop_note(graph: Graph) -> str:
     """Name the loop of a script that was recorded, if the script has others; else empty."""
     here, others = graph.meta.get("stepped_at"), graph.meta.get("other_loops")

@@ -19,7 +19,7 @@ from slipstream.errors import (
 )
 from slipstream.files import temporary_folder
 from slipstream.graph import Graph, load, replay, save
-from slipstream.graph.origin import describe_source, long_steps_note, loop_note
+from slipstream.graph.origin import describe_source, evaluation_note, long_steps_note, loop_note
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs._chatter import without_chatter
@@ -215,7 +215,7 @@ def _recorded(graph: Graph) -> list[str]:
             f"{off_thread['operators']} operators ran on other threads, "
             f"{format_percent(off_thread['share'])} of all; they are not in the graph"
         )
-    notes += filter(None, (loop_note(graph), long_steps_note(graph)))
+    notes += filter(None, (evaluation_note(graph), loop_note(graph), long_steps_note(graph)))
     if reads := meta.get("reads"):
         notes.append(
             f"loading a batch waits {format_duration(reads['waiting_ns'])} for "

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from slipstream.graph import Graph
-from slipstream.graph.origin import long_steps_note, loop_note
+from slipstream.graph.origin import evaluation_note, long_steps_note, loop_note
 from slipstream.graph.page_faults import page_fault_error_ns, page_fault_tasks
 from slipstream.measure.measured import Measured
 from slipstream.measure.records import PredictionRecord
@@ -348,7 +348,7 @@ def prediction_table(
     """Return a table with a row per technique: speed-up, interval, memory, time and verdict."""
     apply = applying(predictions)
     lines = [
-        recorded_step(graph, predictions), long_steps_note(graph), *notes,
+        recorded_step(graph, predictions), evaluation_note(graph), long_steps_note(graph), *notes,
         wide_by_page_faults(graph, predictions), loop_note(graph),
     ]  # fmt: skip
     if graph.meta.get("contended"):

@@ -114,6 +114,7 @@ class BuiltWorkload:
         from_script: whether a plain script runs the steps, so that replacing `step` has no effect.
         stepped_at: the line of a plain script on which its optimizer stepped, ``train.py:34``.
         other_loops: lines on which an optimizer steps in other loops of the script.
+        evaluations: whether a step is one evaluation of the optimizer's closure.
         lines: the user's lines that created each object, and those that run.
         rank, ranks: index of this process, and number of processes that run the step together;
             they join torch's default process group before the first technique of the stage
@@ -138,6 +139,7 @@ class BuiltWorkload:
     from_script: bool = False
     stepped_at: str = ""
     other_loops: tuple[str, ...] = ()
+    evaluations: bool = False
     other_optimizers: tuple[Any, ...] = ()
     lines: UserLines = field(default_factory=UserLines)
     rank: int = 0

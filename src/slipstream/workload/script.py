@@ -39,6 +39,7 @@ from slipstream.workload.built import (
     seed_all,
     sort_by_stage,
 )
+from slipstream.workload.evaluations import Evaluations, evaluates
 from slipstream.workload.lines import Line, UserLines, project_root
 from slipstream.workload.loops import moved, other_loops
 from slipstream.workload.packages import extend_path, import_place
@@ -312,6 +313,7 @@ class _Script(Generic[T]):
         # An edit changes the number of batches per step: the loss is the sum over them.
         self._discovery = _Discovery(adds_up=self._content is not None)
         self._lines = UserLines(project_root(self._path))
+        self._evaluations = Evaluations()
         self._steps_of: dict[int, int] = {}
         self._around = workload.lines
         if self._content is not None:
@@ -328,6 +330,7 @@ class _Script(Generic[T]):
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(self._discover)
+        self._evaluations.watch()
         self._discovery.note_losses()
         prepare(self._workload.techniques)
         extend_path(self._path)
@@ -360,6 +363,7 @@ class _Script(Generic[T]):
         """Run the script to its end, and watch for a model and an optimizer."""
         self._steps_of.clear()
         self._optimizers.clear()
+        self._evaluations.after = lambda optimizer: None
         self._marked = False
         discovery = self._discovery
         discovery.begin()
@@ -399,6 +403,11 @@ class _Script(Generic[T]):
         if not self._marked and self._steps_of[id(optimizer)] == _STEPS_TO_DISCOVER:
             resumed = self._begin(self._discovery.model_of(optimizer), optimizer)
             take_loss = self._discovery.take_loss
+            if evaluates(optimizer):
+                self._evaluations.after = lambda stepped: (
+                    resumed.resume(take_loss()) if stepped is optimizer else None
+                )
+                return
             if torch._C._current_graph_task_id() < 0:
                 _resume_after_step(optimizer, take_loss, resumed)
                 return
@@ -446,6 +455,7 @@ class _Script(Generic[T]):
                 lines=self._lines,
                 stepped_at=str(at) if at else "",
                 other_loops=tuple(f"{at.file}:{number}" for number in elsewhere) if at else (),
+                evaluations=evaluates(optimizer),
             )
             if model is not None and optimizer is None:
                 built.step, built.from_parts = self._discovery.call_of(model), True

@@ -119,6 +119,7 @@ class _Meta(TypedDict, total=False):
     optimizer: _Optimizer | None
     baseline: _Baseline
     lines: _Lines
+    evaluations: bool
     stepped_at: str
     other_loops: Sequence[str]
     shrunk: _Shrunk
