@@ -21,7 +21,7 @@ from typing import Any
 
 from slipstream.child.descendants import descendants, end, end_group, is_suspended
 from slipstream.child.pipe import TICK_S, Channel, Message
-from slipstream.child.report import is_user_file, revive
+from slipstream.child.report import LESS_MEMORY, is_user_file, revive
 from slipstream.errors import ChildDiedError, ChildError
 from slipstream.files import mark_in_use, remove_leftovers, temporary_path
 
@@ -330,7 +330,7 @@ class Child:
             remedy = "check whether the script closes files that it did not open"
         elif code == -signal.SIGKILL:
             what = f"{self.name} was killed by the system, most likely out of memory"
-            remedy = "use a smaller batch or model, or a machine with more memory"
+            remedy = LESS_MEMORY
         elif code < 0:
             what = f"{self.name} died of signal {signal.Signals(-code).name}"
             remedy = "run the script on its own; a crash in native code shows there too"

@@ -16,6 +16,10 @@ from slipstream.errors import SlipstreamError, WorkloadError
 # Escape sequences with which a message sets bold text or colours.
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _PACKAGE = str(Path(__file__).parents[1])
+# Recording keeps several kilobytes for each operator of a step.
+LESS_MEMORY = (
+    "use a smaller batch or model, a step with fewer operators, or a machine with more memory"
+)
 # Messages of torch, with and without CUDA, for a device that is not available.
 _NO_DEVICE = (
     "Torch not compiled with CUDA enabled",
@@ -63,7 +67,7 @@ def _remedy(error: BaseException) -> str | None:
             "CPU, or profile it where torch.cuda.is_available() is True"
         )
     if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
-        return "out of memory: use a smaller batch or model, or a machine with more memory"
+        return f"out of memory: {LESS_MEMORY}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package, _, part = error.name.rpartition(".")
         if package:
