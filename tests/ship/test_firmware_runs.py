@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -244,6 +245,20 @@ def test_names_a_missing_tool_and_its_package(
     with pytest.raises(ToolchainError, match=f"^{missing} is not installed") as refused:
         run()
     assert str(refused.value.remedy).startswith("apt-get install")
+
+
+def test_a_compiler_that_hangs_is_named(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "gcc"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("slipstream.ship.firmware.build._COMPILE_S", 0.1)
+    firmware = export_firmware(shared_data / PERSON_DETECT, device="cortex-m4")
+    inputs = random_inputs(firmware.interface, 1)
+    with pytest.raises(ToolchainError, match=r"gcc did not finish within 0\.1 s"):
+        run_here(firmware.sources, firmware.interface, inputs, tmp_path / "here")
 
 
 def test_rewrites_a_folder_without_stale_files(shared_data: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import replacing
 from slipstream.native import cpu_features
 
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 600.0
 _CHECK_TIMEOUT_S = 60.0
 _NAMES = ("c++", "g++", "clang++")
 _MAX_MESSAGE_CHARS = 600

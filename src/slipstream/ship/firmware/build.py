@@ -23,7 +23,7 @@ from slipstream.ship.firmware.network import Array
 from slipstream.ship.firmware.targets import Target
 
 _CFLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-fdata-sections")
-_COMPILE_S, _RUN_S, _PER_INPUT_S = 120, 240, 5
+_COMPILE_S, _RUN_S, _PER_INPUT_S = 600, 240, 5
 # An instruction takes 2^5 ns of virtual time, about a tick of the counter, whose 24 bits suffice
 # for steps of up to 16 million instructions.
 _ICOUNT = "shift=5"
@@ -266,9 +266,14 @@ def _write(sources: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def _compile(compiler: str, arguments: Sequence[str]) -> None:
-    ran = subprocess.run(
-        [need_tool(compiler), *arguments], capture_output=True, text=True, timeout=_COMPILE_S
-    )
+    command = [need_tool(compiler), *arguments]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
+    except subprocess.TimeoutExpired as error:
+        raise ToolchainError(
+            f"{compiler} did not finish within {_COMPILE_S} s",
+            remedy="try again when the machine is less busy",
+        ) from error
     if ran.returncode:
         raise ToolchainError(
             f"{compiler} failed to compile the firmware: {ran.stderr.strip()[:500]}"
