@@ -375,6 +375,24 @@ def test_the_update_runs_once_for_all_batches(loop: str, lines: list[str]) -> No
 
 
 @pytest.mark.parametrize(
+    ("loop", "line"),
+    [
+        ("while go():\n  for _ in range(4):\n    m(x).backward()\n  opt.step()\n", 5),
+        (
+            "for step, x in enumerate(d):\n  scaler.scale(m(x)).backward()\n"
+            "  if step % n == 0:\n    scaler.step(opt)\n    opt.zero_grad()\n",
+            6,
+        ),
+    ],
+    ids=["inner loop", "scaled"],
+)
+def test_a_loop_of_another_form_that_accumulates_is_recognized(loop: str, line: int) -> None:
+    with pytest.raises(AlreadyAppliedError, match="accumulates") as error:
+        accumulate(where(_HEAD + loop), 3)
+    assert str(error.value.where) == f"train.py:{line}"
+
+
+@pytest.mark.parametrize(
     ("loop", "message", "line"),
     [
         ("while go():\n" + _LOOP, "for loop", 4),

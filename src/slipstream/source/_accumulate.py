@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable
 
 from slipstream.source._frameworks import find_switch
@@ -31,12 +32,14 @@ def accumulate(where: Places, batches: int) -> Source:
 
     Raises:
         EditLocationError: the loop is not a sequence of batch, backward, update.
-        AlreadyAppliedError: the update already depends on a count of batches.
+        AlreadyAppliedError: several batches already precede an update.
     """
     switch = find_switch(where, f"accumulation:{batches}", {"batches": batches})
     if switch is not None:
         return switch(where)
     source, names, step = where.source, where.source.names, where.step
+    if (accumulation := _accumulation(names, step)) is not None:
+        raise source.already_applied("the loop accumulates gradients", accumulation)
     if step.scaled:
         raise source.location_error("the loop scales its loss (GradScaler)", step.update)
     if step.update.args or step.update.keywords:
@@ -44,9 +47,7 @@ def accumulate(where: Places, batches: int) -> Source:
     loop = step.for_loop(source)
     update = _own_statement(source, loop, step.update)
     backward = names.within(step.backward, loop.body)
-    for above in names.ancestors(step.backward):
-        if above is loop:
-            break
+    for above in _inside(names, step.backward, loop):
         if not isinstance(above, (ast.Expr, ast.With)):
             raise source.location_error("backward is called under a condition", step.backward)
     assert backward is not None
@@ -75,6 +76,22 @@ def accumulate(where: Places, batches: int) -> Source:
     if replicas := _replicas(where):
         return _without_exchange(where.on(source), replicas, last_one)
     return source
+
+
+def _accumulation(names: Names, step: StepSource) -> ast.stmt | None:
+    """Return the block that makes one update for several backward passes, or None."""
+    for above in _inside(names, step.update, step.container):
+        if isinstance(above, ast.If) and any(nodes_in(ast.Mod, above.test)):
+            return above
+    for above in _inside(names, step.backward, step.container):
+        if isinstance(above, (ast.For, ast.AsyncFor, ast.While)):
+            return above
+    return None
+
+
+def _inside(names: Names, node: ast.AST, container: ast.AST) -> Iterable[ast.AST]:
+    """Return the ancestors of `node` inside `container`, innermost first."""
+    return itertools.takewhile(lambda above: above is not container, names.ancestors(node))
 
 
 def _replicas(where: Places) -> str | None:
@@ -126,9 +143,6 @@ def _own_statement(source: Source, loop: ast.For, call: ast.Call) -> ast.stmt:
     parent = source.names.parent(call)
     if isinstance(parent, ast.Expr) and parent in loop.body:
         return parent
-    for above in source.names.ancestors(call):
-        if isinstance(above, ast.If) and any(nodes_in(ast.Mod, above.test)):
-            raise source.already_applied("the loop accumulates gradients", above)
     raise source.location_error(
         f"{source.segment(call)} is not a statement of the loop itself", call
     )
