@@ -297,6 +297,13 @@ def test_nothing_of_the_script_runs_after_the_program(drive_forked: Run, tmp_pat
             "processes",
             "train.py:FUNCTION",
         ),
+        (
+            "import subprocess, sys\nmodel.share_memory()\n"
+            "subprocess.run([sys.executable, '-c', 'sum(range(4 * 10**7))'])\n"
+            "with torch.no_grad():\n    for _ in range(50): model(torch.randn(5, 3))",
+            "50 calls of a model, and started other processes",
+            "train.py:FUNCTION",
+        ),
         ("train(model, optimizer, 1)", " 1 optimizer step,", "epochs"),
         ("train(model, optimizer, 4)", " 4 optimizer steps,", "epochs"),
         ("with torch.no_grad():\n    for _ in range(2): model(torch.randn(5, 3))", " 2 calls ", ""),

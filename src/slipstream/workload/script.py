@@ -173,6 +173,15 @@ class _Discovery:
         """Number of calls of the outermost module with weights that was called most often."""
         return max(self._calls.values(), default=0)
 
+    @property
+    def shares_weights(self) -> bool:
+        """Whether a model's weights are in shared memory, where other processes train them."""
+        return any(
+            parameter.device.type == "cpu" and parameter.is_shared()
+            for model in self.roots.values()
+            for parameter in model.parameters()
+        )
+
     def begin(self) -> None:
         """Start to watch a run of the script."""
         from torch.nn.modules import module
@@ -378,8 +387,9 @@ class _Script(Generic[T]):
     @property
     def _infers(self) -> bool:
         """Whether the script only called a model, often enough for a program to start."""
-        trains = bool(self._steps_of) or bool(self._discovery.backwards)
-        return not trains and not self._marked and self._discovery.most_calls > _STEPS_TO_DISCOVER
+        discovery = self._discovery
+        trains = bool(self._steps_of) or bool(discovery.backwards) or discovery.shares_weights
+        return not trains and not self._marked and discovery.most_calls > _STEPS_TO_DISCOVER
 
     def _refuse_without_steps(self, earlier: int) -> None:
         """End a script that updates its parameters without an optimizer.
