@@ -289,6 +289,20 @@ def test_options_without_a_switch_are_refused_with_suitable_lines(
         found.edit(locate(Source.read(tmp_path / "train.py"), None))
 
 
+def test_a_loop_that_counts_batches_itself_is_not_put_under_accumulate(tmp_path: Path) -> None:
+    head, _, _ = ACCELERATE.partition("for x, y in data")
+    text = (
+        f"{head}for step, (x, y) in enumerate(data):\n"
+        "    accelerator.backward(model(x).sum())\n"
+        "    if step % steps == 0:\n"
+        "        optimizer.step()\n"
+    )
+    found = change(tmp_path / "train.py", text, "accumulation:4")
+    assert found.diff == ""
+    assert found.note.startswith("already so: the loop accumulates gradients")
+    assert found.note.endswith("train.py:12)")
+
+
 @pytest.mark.parametrize("framework", TEXTS)
 def test_a_switch_already_set_is_reported(tmp_path: Path, framework: str) -> None:
     path = tmp_path / "train.py"

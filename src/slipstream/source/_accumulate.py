@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Iterable
 
 from slipstream.source._frameworks import find_switch
@@ -38,8 +37,8 @@ def accumulate(where: Places, batches: int) -> Source:
     if switch is not None:
         return switch(where)
     source, names, step = where.source, where.source.names, where.step
-    if (accumulation := _accumulation(names, step)) is not None:
-        raise source.already_applied("the loop accumulates gradients", accumulation)
+    if (block := step.accumulation(names)) is not None:
+        raise source.already_applied("the loop accumulates gradients", block)
     if step.scaled:
         raise source.location_error("the loop scales its loss (GradScaler)", step.update)
     if step.update.args or step.update.keywords:
@@ -47,7 +46,7 @@ def accumulate(where: Places, batches: int) -> Source:
     loop = step.for_loop(source)
     update = _own_statement(source, loop, step.update)
     backward = names.within(step.backward, loop.body)
-    for above in _inside(names, step.backward, loop):
+    for above in step.blocks_around(step.backward, names):
         if not isinstance(above, (ast.Expr, ast.With)):
             raise source.location_error("backward is called under a condition", step.backward)
     assert backward is not None
@@ -76,22 +75,6 @@ def accumulate(where: Places, batches: int) -> Source:
     if replicas := _replicas(where):
         return _without_exchange(where.on(source), replicas, last_one)
     return source
-
-
-def _accumulation(names: Names, step: StepSource) -> ast.stmt | None:
-    """Return the block that makes one update for several backward passes, or None."""
-    for above in _inside(names, step.update, step.container):
-        if isinstance(above, ast.If) and any(nodes_in(ast.Mod, above.test)):
-            return above
-    for above in _inside(names, step.backward, step.container):
-        if isinstance(above, (ast.For, ast.AsyncFor, ast.While)):
-            return above
-    return None
-
-
-def _inside(names: Names, node: ast.AST, container: ast.AST) -> Iterable[ast.AST]:
-    """Return the ancestors of `node` inside `container`, innermost first."""
-    return itertools.takewhile(lambda above: above is not container, names.ancestors(node))
 
 
 def _replicas(where: Places) -> str | None:

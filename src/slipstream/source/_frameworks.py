@@ -188,6 +188,7 @@ def _accumulates(where: Places, source: Source) -> Source:
 
     Raises:
         EditLocationError: the loop cannot be seen, or clips the gradients of every batch.
+        AlreadyAppliedError: the loop itself counts batches before an update.
     """
     names, training = where.source.names, where.training
     if "accumulate" in names.attributes:
@@ -195,6 +196,8 @@ def _accumulates(where: Places, source: Source) -> Source:
     assert training is not None
     assert training.settings is not None
     step = where.step
+    if (block := step.accumulation(names)) is not None:
+        raise where.source.already_applied("the loop accumulates gradients", block)
     loop, function = step.for_loop(where.source), step.backward.func
     assert isinstance(function, ast.Attribute)
     receiver = function.value

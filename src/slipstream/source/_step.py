@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.source._names import (
@@ -88,6 +89,20 @@ class StepSource:
                 break
             loss = loss.left
         return loss
+
+    def blocks_around(self, node: ast.AST, names: Names) -> Iterable[ast.AST]:
+        """Return the ancestors of `node` inside `container`, innermost first."""
+        return itertools.takewhile(lambda above: above is not self.container, names.ancestors(node))
+
+    def accumulation(self, names: Names) -> ast.stmt | None:
+        """Return the block that makes one update for several backward passes, or None."""
+        for above in self.blocks_around(self.update, names):
+            if isinstance(above, ast.If) and any(nodes_in(ast.Mod, above.test)):
+                return above
+        for above in self.blocks_around(self.backward, names):
+            if isinstance(above, (ast.For, ast.AsyncFor, ast.While)):
+                return above
+        return None
 
     def inputs(self, source: Source) -> list[ast.expr]:
         """Return the only argument of every call of the model.
