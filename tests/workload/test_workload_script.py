@@ -244,6 +244,9 @@ def test_a_script_has_its_own_arguments_and_neighbouring_modules(
     )
     outcome = drive_forked(text, look, script_arguments=("--steps", "50"))
     assert outcome.result["weights"] == _WEIGHTS
+    outcome = drive_forked(text, look, script_arguments=("--epochs", "50"))
+    assert "unrecognized arguments: --epochs 50" in outcome.what
+    assert outcome.error["remedy"] == "correct the arguments after --"
 
 
 @pytest.mark.parametrize(("update", "calls"), [("pass", 100), ("optimizer.step()", 1000)])

@@ -741,6 +741,8 @@ def _too_short(
         remedy = "run it alone; it exits there too"
         if left.code == ARGPARSE:
             remedy = f"pass its arguments after --, for example {name} -- ARGS"
+            if sys.argv[1:]:
+                remedy = "correct the arguments after --"
         return WorkloadError(
             f"{name} exited {after} with sys.exit({left.code})"
             + (f"; its last output was:\n{indent(output, '    ')}" if output else ""),
