@@ -122,5 +122,6 @@ def test_several_samples_per_row_stay_several() -> None:
 
 def test_a_user_defined_step_hides_its_batch() -> None:
     workload = build_from({"step": lambda: None, "batch": tokens()}, (), 0, "test")
-    with pytest.raises(WorkloadError, match="hides its batch"):
+    with pytest.raises(WorkloadError, match="hides its batch") as error:
         workload.resize(8)
+    assert "set the batch size where the data is loaded" in str(error.value.remedy)

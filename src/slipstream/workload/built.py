@@ -187,7 +187,8 @@ class BuiltWorkload:
         rows = self.rows
         if not self.reads_batch or not rows or not self.samples:
             raise WorkloadError(
-                HIDDEN_BATCH, remedy="the size of its batch is set where the step is made"
+                HIDDEN_BATCH,
+                remedy="or set the batch size where the data is loaded, and record the step again",
             )
         target_rows, remainder = divmod(samples * rows, self.samples)
         if remainder or target_rows < 1:
