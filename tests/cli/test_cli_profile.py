@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slipstream.graph import load
 from slipstream.verbs.profiling import summary
 
@@ -56,6 +58,19 @@ def test_a_negligible_cost_of_the_profiler_is_not_reported(recorded: Any) -> Non
 
     assert re.search(r"\b380 ns per event\b.*\bprofiler\b", notes(380.2))
     assert "profiler" not in notes(0.2)
+
+
+@pytest.mark.parametrize(
+    ("per_batch", "files"),
+    [(4.0, "4 files"), (1.0, "1 file"), (0.004, "files, one per 250 batches")],
+)
+def test_files_that_few_batches_open_are_reported_by_batches(
+    recorded: Any, per_batch: float, files: str
+) -> None:
+    graph = load(recorded.path)
+    reads = {"waiting_ns": 5e3, "per_batch": per_batch, "workers": 0}
+    notes = summary(replace(graph, meta={**graph.meta, "reads": reads})).notes
+    assert any(f"for {files}, in the step's process" in note for note in notes)
 
 
 def test_a_busy_machine_is_reported_with_a_remedy(recorded: Any) -> None:

@@ -219,7 +219,7 @@ def _recorded(graph: Graph) -> list[str]:
     if reads := meta.get("reads"):
         notes.append(
             f"loading a batch waits {format_duration(reads['waiting_ns'])} for "
-            f"{reads['per_batch']:.3g} files, "
+            f"{_files(reads['per_batch'])}, "
             + (f"in {reads['workers']} workers" if reads["workers"] else "in the step's process")
         )
     if already := _already(meta):
@@ -241,6 +241,13 @@ def _recorded(graph: Graph) -> list[str]:
         wall = format_duration(meta["step_ns"]["wall_median"])
         notes.append(f"the machine was busy: the median step took {wall} of wall time" + hint)
     return notes
+
+
+def _files(per_batch: float) -> str:
+    """Describe how many files a batch opens, such as "4 files"."""
+    if per_batch < 1:
+        return f"files, one per {1 / per_batch:.3g} batches"
+    return f"{per_batch:.3g} file{'s' * (per_batch != 1)}"
 
 
 def summary_json(graph: Graph, output: Path) -> dict[str, Any]:
