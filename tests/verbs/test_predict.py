@@ -181,6 +181,19 @@ def test_copies_of_a_task_share_their_error(graph: Graph) -> None:
     assert width(4) == pytest.approx(width(1), rel=1e-9)
 
 
+def test_rooflines_share_the_error_of_the_machine_s_limits(graph: Graph) -> None:
+    total = replay(graph).step_ns
+
+    def width(provenance: Provenance) -> float:
+        edit = Editor(graph, "more")
+        for number in range(4):
+            edit.insert(len(graph) - 1, f"operator {number}", total / 4, provenance, spread=0.1)
+        found = prediction_of("more", "cpu", replay(graph), edit.apply("more"))
+        return math.log(found.high / found.low)
+
+    assert width(Provenance.ROOFLINE) > 1.5 * width(Provenance.MICROBENCHMARK)
+
+
 def test_a_technique_s_note_appears_once() -> None:
     graph = captured("mlp")
     alone, together = (

@@ -291,7 +291,10 @@ def _relative_error(baseline: Timeline, after: Graph, step_ns: float) -> float:
 
 
 def _error_groups(graph: Graph, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64 [chosen] error groups: tasks of one group share their timing error."""
+    """Return int64 [chosen] error groups: tasks of one group share their timing error.
+
+    All rooflines are one group, since they rest on the same limits of the machine.
+    """
     tasks = graph.tasks
     calls = tasks.call[chosen]
     numbers: dict[str, int] = {}
@@ -302,6 +305,8 @@ def _error_groups(graph: Graph, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
     uncalled = np.stack([tasks.name[chosen], tasks.duration_ns[chosen]], axis=1)[calls < 0]
     groups = signature[calls]
     groups[calls < 0] = len(numbers) + np.unique(uncalled, axis=0, return_inverse=True)[1].ravel()
+    limited = tasks.provenance[chosen] == PROVENANCES.index(Provenance.ROOFLINE)
+    groups[limited] = len(numbers) + len(groups)
     return groups
 
 
