@@ -103,6 +103,9 @@ CODE = {
     "new files and folders": (
         "import os; os.makedirs('new/deep/er'); open('new/deep/er/a', 'w'); open('b', 'w')"
     ),
+    "another program writes to a new folder": (
+        "import os; os.makedirs('new/deep'); os.system('mkdir new/a; date > new/a/b; date > new/c')"
+    ),
     "new hard link": "import os; os.link('checkpoint.pt', 'again.pt')",
     "read-only afterwards": (
         "import os; open('checkpoint.pt', 'w'); os.chmod('checkpoint.pt', 0o400)"

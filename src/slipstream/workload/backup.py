@@ -140,7 +140,7 @@ def restore_files(
             if leave_folders and _what_is_at(entry["path"]) is Was.FOLDER:
                 continue
             with contextlib.suppress(OSError):
-                _remove(entry["path"])
+                _remove(entry["path"], with_contents=until_s == math.inf)
     for entry in entries:
         if entry["was"] == Was.NOTHING:
             continue
@@ -174,9 +174,15 @@ def _differs(copy: Path, path: str) -> bool:
     return _what_is_at(path) is not Was.FILE or not filecmp.cmp(copy, path, shallow=False)
 
 
-def _remove(path: str) -> None:
+def _remove(path: str, *, with_contents: bool = False) -> None:
+    """Remove a path.
+
+    Args:
+        with_contents: whether to remove a folder that is not empty. In a folder that the code made
+            moments ago, these are files that it wrote unseen, such as those of native libraries.
+    """
     if os.path.isdir(path) and not os.path.islink(path):
-        os.rmdir(path)
+        (shutil.rmtree if with_contents else os.rmdir)(path)
     else:
         os.unlink(path)
 

@@ -39,7 +39,8 @@ class FileGuard:
     and caches (hidden folders in the home folder).
 
     It observes Python's audit events. Native code raises none, so `torch.save` and some other
-    functions are patched. Writes of other programs are not detected.
+    functions are patched. Other writes of native code and of other programs are not detected, but
+    folders that the code makes are removed with all that is in them.
     """
 
     def __init__(self, folder: Path, keep_in: Path) -> None:
