@@ -307,7 +307,7 @@ class Table:
             console.print(Text(note, style="dim"))
         if dropped:
             hidden = ", ".join(dropped)
-            console.print(Text(f"(too narrow for: {hidden}; --json has all)", style="dim"))
+            console.print(Text(f"(columns that do not fit: {hidden}; --json has all)", style="dim"))
 
     def _min_width(self, c: int, width: int) -> int:
         """Return the minimum width of column `c`, whose full width is `width`."""
