@@ -11,8 +11,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from slipstream.capture.trace import PARAMETERS, Node, read_trace, take_parameters
+from slipstream.capture.trace import AUTOGRAD, PARAMETERS, Node, read_trace, take_parameters
+from slipstream.capture.trace import recorded as trace_of_step
 from slipstream.errors import GraphError
 from slipstream.graph import Call, TensorSpec
 
@@ -115,6 +118,28 @@ def test_parts_of_a_failed_call_belong_to_its_caller(tmp_path: Path) -> None:
     assert "aten::linear" not in names
     transposed = nodes[names.index("aten::t")]
     assert nodes[transposed.parent].name == "outer"
+
+
+def test_recomputation_that_stops_early_does_not_enclose_the_rest(tmp_path: Path) -> None:
+    blocks = [nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)) for _ in range(3)]
+    first, second, last = blocks
+    parameters = list(nn.ModuleList(blocks).parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    path = tmp_path / "trace.json"
+    with trace_of_step(path):
+        hidden = checkpoint(first, torch.randn(2, 3), use_reentrant=False)
+        last(checkpoint(second, hidden, use_reentrant=False)).sum().backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    nodes = read_trace(path)
+    evaluated = [node for node in nodes if node.name.startswith(AUTOGRAD)]
+    assert sum("AccumulateGrad" in node.name for node in evaluated) == 12
+    (update,) = (node for node in nodes if node.name.startswith("Optimizer.step"))
+    assert {node.parent for node in (*evaluated, update)} == {-1}
+    (norm,) = (node for node in nodes if node.name == "aten::_foreach_norm")
+    assert norm.parent == -1
+    # Before that, forward passes are repeated inside the engine's nodes.
+    assert sum(node.name == "aten::linear" for node in nodes) >= 6 + 2
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ _DTYPES = {
 _ELSEWHERE = ("## process_group:init ##", "gloo:", "nccl:", "mpi:", "ucc:")
 _NO_TENSOR = 0
 _NO_ROOT = -1
+AUTOGRAD = "autograd::engine::evaluate_function: "
+"""Prefix of the annotation of a node that autograd's engine evaluates."""
 PARAMETERS = "slipstream::parameters"
 """Annotation under which a capture touches the model's parameters, before the step."""
 
@@ -87,17 +89,28 @@ def _nodes(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
     rows = _of_one_thread(sorted(rows, key=lambda row: row["id"]))
     nodes: list[Node] = []
     index: dict[int, int] = {}
+    # Nodes of autograd's engine in which an error ended operators, and those of them that are over.
+    # The trace takes many later nodes for parts of them.
+    interrupted: set[int] = set()
+    over: set[int] = set()
     for row in rows:
         if row["name"].startswith((_THREAD_ROOT, _PROCESS_ROOT)):
             continue
         above = row["ctrl_deps"]
         if above not in index:
             index[above] = _around(above, index, nodes)
+            interrupted.add(_engine_node(index[above], nodes))
+            interrupted.discard(-1)
+        place = _outside(index[above], over, nodes)
         if row["name"].startswith(_ELSEWHERE):
-            index[row["id"]] = index[above]
+            index[row["id"]] = place
             continue
+        if row["name"].startswith(AUTOGRAD):
+            # The engine evaluates one node after another.
+            over |= {_engine_node(place, nodes)} & interrupted
+            place = _outside(place, over, nodes)
         index[row["id"]] = len(nodes)
-        nodes.append(_node(row, index[above]))
+        nodes.append(_node(row, place))
     return nodes
 
 
@@ -129,6 +142,20 @@ def _around(missing: int, index: Mapping[int, int], nodes: Sequence[Node]) -> in
     place = index[max(before)] if before else -1
     while place >= 0 and nodes[place].call is not None:
         place = nodes[place].parent
+    return place
+
+
+def _engine_node(place: int, nodes: Sequence[Node]) -> int:
+    """Return the innermost node of autograd's engine around `place`, or `place` itself; -1."""
+    while place >= 0 and not nodes[place].name.startswith(AUTOGRAD):
+        place = nodes[place].parent
+    return place
+
+
+def _outside(place: int, over: set[int], nodes: Sequence[Node]) -> int:
+    """Return the innermost node around `place`, or `place` itself, that is in none of `over`."""
+    while over and (inside := _engine_node(place, nodes)) in over:
+        place = nodes[inside].parent
     return place
 
 

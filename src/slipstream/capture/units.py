@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.capture.modules import PREFIX
-from slipstream.capture.trace import Node
+from slipstream.capture.trace import AUTOGRAD, Node
 from slipstream.graph import CLOSURE_RANGE, StepPhase
 
-_AUTOGRAD = "autograd::engine::evaluate_function: "
 LOADING = "enumerate(DataLoader)#"
 """Prefix of torch's annotations of a ``DataLoader``'s ``__next__``."""
 
@@ -162,7 +161,7 @@ def _engine_sequences(nodes: Sequence[Node]) -> dict[int, int]:
         if node.parent >= 0
         and node.call is None
         and node.sequence >= 0
-        and nodes[node.parent].name.startswith(_AUTOGRAD)
+        and nodes[node.parent].name.startswith(AUTOGRAD)
     }
 
 
@@ -175,7 +174,7 @@ def _place(node: Node, around: _Place | None, backward_seen: bool, engine_sequen
     if node.name.startswith(PREFIX):
         name = node.name[len(PREFIX) :]
         return _Place(phase, name, scope, sequence, around.unit, around.loading)
-    if node.name.startswith(_AUTOGRAD):
+    if node.name.startswith(AUTOGRAD):
         phase, sequence = StepPhase.BACKWARD, engine_sequence
     elif node.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
         phase = StepPhase.OPTIMIZER
