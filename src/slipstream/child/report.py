@@ -80,7 +80,7 @@ def _remedy(error: BaseException) -> str | None:
         return "the code exits the process; let it return, or guard it with __main__"
     if isinstance(error, SyntaxError):
         return "fix the file; Python cannot parse it"
-    return "the code above raised it; check whether it does so without slipstream too"
+    return "check whether the code raises it without slipstream too"
 
 
 def _user_line(error: BaseException) -> tuple[str | None, str]:

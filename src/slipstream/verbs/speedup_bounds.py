@@ -105,7 +105,7 @@ def format_bound(bound: float) -> str:
 _FIELDS: tuple[Field[SpeedupBound], ...] = (
     Field.of("technique", lambda bound: bound.prediction.technique),
     Field.number("speed-up", lambda bound: bound.gain),
-    Field.number("of the step", lambda bound: format_percent(bound.share) if bound.share else "-"),
+    Field.number("unmeasured", lambda bound: format_percent(bound.share) if bound.share else "-"),
     Field.number("memory", lambda bound: MEMORY.cell(bound.prediction)),
     Field.of("numerics", lambda bound: NUMERICS.cell(bound.prediction), optional=True),
     Field.of("state", lambda bound: bound.state),
