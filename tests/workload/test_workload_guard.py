@@ -193,6 +193,17 @@ def test_caches_in_the_home_folder_are_left_alone(
     assert (home / ".cache" / "downloaded").read_text() == "much"
 
 
+def test_a_file_that_another_program_moved_to_a_new_folder_stays(fork: Fork, project: Path) -> None:
+    old = project / "checkpoint.pt"
+    content = old.read_bytes()
+    os.utime(old, (1e9, 1e9))
+    code = "import os; os.mkdir('new'); os.system('mv checkpoint.pt new; date > new/log')"
+    with file_backups() as keep_in:
+        assert code_runs(fork, project, code, keep_in).result == "ran"
+    assert [path.name for path in (project / "new").iterdir()] == ["checkpoint.pt"]
+    assert (project / "new" / "checkpoint.pt").read_bytes() == content
+
+
 def test_the_first_guard_of_a_path_decides_its_restored_state(
     project: Path, tmp_path: Path
 ) -> None:

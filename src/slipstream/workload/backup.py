@@ -130,7 +130,7 @@ def restore_files(
     entries: list[dict[str, Any]] = []
     later: list[dict[str, Any]] = []
     for record in keep_in.glob("*.json"):
-        entry = json.loads(record.read_text("ascii"))
+        entry = json.loads(record.read_text("ascii")) | {"since_s": record.stat().st_mtime}
         (later if _changed_s(entry["path"]) > until_s else entries).append(entry)
     entries.sort(key=lambda entry: str(entry["path"]))
     failures, restored = [], []
@@ -140,7 +140,9 @@ def restore_files(
             if leave_folders and _what_is_at(entry["path"]) is Was.FOLDER:
                 continue
             with contextlib.suppress(OSError):
-                _remove(entry["path"], with_contents=until_s == math.inf)
+                if until_s == math.inf:
+                    _empty(entry["path"], entry["since_s"])
+                _remove(entry["path"])
     for entry in entries:
         if entry["was"] == Was.NOTHING:
             continue
@@ -174,17 +176,30 @@ def _differs(copy: Path, path: str) -> bool:
     return _what_is_at(path) is not Was.FILE or not filecmp.cmp(copy, path, shallow=False)
 
 
-def _remove(path: str, *, with_contents: bool = False) -> None:
-    """Remove a path.
-
-    Args:
-        with_contents: whether to remove a folder that is not empty. In a folder that the code made
-            moments ago, these are files that it wrote unseen, such as those of native libraries.
-    """
+def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
-        (shutil.rmtree if with_contents else os.rmdir)(path)
+        os.rmdir(path)
     else:
         os.unlink(path)
+
+
+def _empty(path: str, since_s: float) -> None:
+    """Remove what was written to a new folder unseen, such as by a native library.
+
+    Args:
+        since_s: time before the folder was made, in s since the epoch. Files whose content is
+            older stay: another program may have moved them there.
+    """
+    if os.path.islink(path):
+        return
+    for folder, folders, files in os.walk(path, topdown=False):
+        for name in (*files, *folders):
+            inner = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                if os.path.isdir(inner) and not os.path.islink(inner):
+                    os.rmdir(inner)
+                elif os.lstat(inner).st_mtime >= since_s:
+                    os.unlink(inner)
 
 
 def _restore(keep_in: Path, entry: dict[str, Any]) -> bool:

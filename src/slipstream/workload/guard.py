@@ -40,7 +40,7 @@ class FileGuard:
 
     It observes Python's audit events. Native code raises none, so `torch.save` and some other
     functions are patched. Other writes of native code and of other programs are not detected, but
-    folders that the code makes are removed with all that is in them.
+    folders that the code makes are removed with all that was written to them since.
     """
 
     def __init__(self, folder: Path, keep_in: Path) -> None:
