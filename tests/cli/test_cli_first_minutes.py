@@ -64,7 +64,11 @@ _FAILS = {
     "leaves before": ("sys.exit(0)", "sys.exit()", " --"),
     "gives up": ("print('no data here'); sys.exit(1)", "no data here", ""),
     "leaves during": ("train(4); sys.exit(0)", " 4 ", "at least"),
-    "raises in a step": ("train(2); raise ValueError('bad sample')", "bad sample", "without slipstream"),
+    "raises in a step": (
+        "train(2); raise ValueError('bad sample')",
+        "bad sample",
+        "without slipstream",
+    ),
 }
 
 
