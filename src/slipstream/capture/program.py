@@ -44,6 +44,7 @@ from slipstream.capture.place import (
 )
 from slipstream.capture.regions import record_regions
 from slipstream.capture.statistics import OF_VALUES, record_statistics
+from slipstream.capture.storages import number_storages
 from slipstream.capture.trace import PARAMETERS, Node, read_trace, recorded, take_parameters
 from slipstream.capture.units import find_units
 from slipstream.files import temporary_folder
@@ -300,7 +301,9 @@ class _Capture:
                     _mark_parameters(self._built.model)
                     yield
                 with no_collection():
-                    parameters, trace = take_parameters(read_trace(path))
+                    nodes = read_trace(path)
+                    number_storages(nodes)
+                    parameters, trace = take_parameters(nodes)
                 if is_typical(find_units(trace).events, self._profiled):
                     break
         return names, parameters, trace
