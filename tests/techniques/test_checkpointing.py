@@ -156,6 +156,13 @@ def test_an_inapplicable_step_has_a_reason() -> None:
     assert "modules" in (Checkpointing().why_not(opaque) or "")
 
 
+def test_a_model_that_recomputes_its_blocks_needs_no_checkpointing() -> None:
+    assert "already recomputes these" in (Checkpointing().why_not(recorded(Checkpointing())) or "")
+    some = recorded(Checkpointing(only="[12]"))
+    assert "already recomputes '1'" in (Checkpointing().why_not(some) or "")
+    assert Checkpointing(only="[34]").why_not(some) is None
+
+
 def test_an_opaque_step_cannot_be_checkpointed() -> None:
     with pytest.raises(WorkloadError, match="hides"):
         Checkpointing().apply(BuiltWorkload(None, step=lambda: None))

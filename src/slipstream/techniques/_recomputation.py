@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.graph import Editor, Graph, Role, StepPhase, unique_in_order
+from slipstream.graph.flow import flow_of
 from slipstream.graph.graph import cached_per_graph
 from slipstream.graph.uses import Spans, sorted_once, uses_of
 
@@ -72,6 +73,31 @@ def find_blocks(graph: Graph, modules: tuple[str, ...]) -> Blocks:
         task[in_block], number[of[in_block]], last[chosen], again[in_block],
         resume[chosen], latest[chosen], saved[chosen],
     )  # fmt: skip
+
+
+def recomputed(graph: Graph, blocks: Blocks) -> NDArray[np.bool_]:
+    """Return whether the recorded step recomputes each of `blocks`, bool [blocks].
+
+    Then its backward pass has operators with the calls and inputs of the block's forward.
+    """
+    views, call = flow_of(graph).views, graph.tasks.call
+    done = {
+        _call_and_inputs(graph, task)
+        for task in blocks.task[(call[blocks.task] >= 0) & ~views[blocks.task]].tolist()
+    }
+    numbers = np.unique(np.array([number for number, _ in done], np.int64))
+    backward = (graph.tasks.phase == StepPhase.BACKWARD) & ~views & np.isin(call, numbers)
+    again = {_call_and_inputs(graph, task) for task in np.flatnonzero(backward).tolist()} & done
+    found = np.zeros(len(blocks), bool)
+    for task, block in zip(blocks.task.tolist(), blocks.of.tolist(), strict=True):
+        found[block] |= call[task] >= 0 and _call_and_inputs(graph, task) in again
+    return found
+
+
+def _call_and_inputs(graph: Graph, task: int) -> tuple[int, tuple[int, ...]]:
+    number = int(graph.tasks.call[task])
+    inputs = graph.storages(task)[: len(graph.calls[number].inputs)]
+    return number, tuple(inputs.tolist())
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from slipstream.technique import (
     Traits,
 )
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
+from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks, recomputed
 from slipstream.workload import BuiltWorkload, Workload
 
 _ROOT = "model"
@@ -72,8 +72,14 @@ class Checkpointing(ModuleTechnique):
             return f"no module is called '{self.only}'"
         if not chosen:
             return "no block repeats in the model; choose modules with only=GLOB"
-        if not len(find_blocks(graph, tuple(chosen))):
+        blocks = find_blocks(graph, tuple(chosen))
+        if not len(blocks):
             return "the chosen modules save nothing for the backward pass"
+        if (again := recomputed(graph, blocks)).all():
+            return "the model already recomputes these modules in the backward pass"
+        if again.any():
+            name = blocks.module[int(again.argmax())].removeprefix(f"{_ROOT}.")
+            return f"the model already recomputes '{name}'; choose others with only=GLOB"
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
