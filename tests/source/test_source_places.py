@@ -383,8 +383,13 @@ def test_the_update_runs_once_for_all_batches(loop: str, lines: list[str]) -> No
             "  if step % n == 0:\n    scaler.step(opt)\n    opt.zero_grad()\n",
             6,
         ),
+        (
+            "for i, x in enumerate(d):\n  m(x).backward()\n  if i % n == 0:\n    opt.step()\n"
+            "    opt.zero_grad()\nif i % n:\n  opt.step()\n",
+            6,
+        ),
     ],
-    ids=["inner loop", "scaled"],
+    ids=["inner loop", "scaled", "batches that remain"],
 )
 def test_a_loop_of_another_form_that_accumulates_is_recognized(loop: str, line: int) -> None:
     with pytest.raises(AlreadyAppliedError, match="accumulates") as error:

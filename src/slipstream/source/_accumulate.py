@@ -6,11 +6,19 @@ import ast
 from collections.abc import Iterable
 
 from slipstream.source._frameworks import find_switch
-from slipstream.source._names import Loop, Names, is_written, nodes_in, position, variables_in
+from slipstream.source._names import (
+    Loop,
+    Names,
+    is_written,
+    last_name,
+    nodes_in,
+    position,
+    variables_in,
+)
 from slipstream.source._optimizer import assigned_to
 from slipstream.source._places import Places, is_main_guard
 from slipstream.source._source import Source
-from slipstream.source._step import StepSource
+from slipstream.source._step import StepSource, updates_of
 
 _WRAPPERS = frozenset(
     [
@@ -19,6 +27,7 @@ _WRAPPERS = frozenset(
         "torch.distributed.fsdp.FullyShardedDataParallel",
     ]
 )
+_ENDS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 _COUNTERS = ("step", "batch_index", "turn")
 
 
@@ -36,9 +45,12 @@ def accumulate(where: Places, batches: int) -> Source:
     switch = find_switch(where, f"accumulation:{batches}", {"batches": batches})
     if switch is not None:
         return switch(where)
+    block = _periodic_update(where)
+    if block is None:
+        block = where.step.accumulation(where.source.names)
+    if block is not None:
+        raise where.source.already_applied("the loop accumulates gradients", block)
     source, names, step = where.source, where.source.names, where.step
-    if (block := step.accumulation(names)) is not None:
-        raise source.already_applied("the loop accumulates gradients", block)
     if step.scaled:
         raise source.location_error("the loop scales its loss (GradScaler)", step.update)
     if step.update.args or step.update.keywords:
@@ -75,6 +87,24 @@ def accumulate(where: Places, batches: int) -> Source:
     if replicas := _replicas(where):
         return _without_exchange(where.on(source), replicas, last_one)
     return source
+
+
+def _periodic_update(where: Places) -> ast.stmt | None:
+    """Return the block of every n-th update of an optimizer that also updates elsewhere, or None.
+
+    The other update is for the batches that remain at the end of an epoch.
+    """
+    names = where.source.names
+    for optimizer in where.optimizers if where.function is None else ():
+        updates = updates_of(where.source, optimizer.identity) if optimizer.identity else []
+        for update in updates if len(updates) > 1 else ():
+            for above in names.ancestors(update):
+                if isinstance(above, _ENDS):
+                    break
+                if isinstance(above, ast.If) and any(nodes_in(ast.Mod, above.test)):
+                    called = (last_name(call.func) for call in nodes_in(ast.Call, above))
+                    return None if "backward" in called else above
+    return None
 
 
 def _replicas(where: Places) -> str | None:
