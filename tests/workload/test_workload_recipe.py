@@ -102,6 +102,12 @@ def test_a_missing_file_suggests_the_nearest() -> None:
     assert caught.value.remedy == "did you mean train.py?"
 
 
+def test_a_notebook_becomes_a_script() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Workload.parse("my notes.ipynb")
+    assert "nbconvert --to script 'my notes.ipynb'" in str(caught.value.remedy)
+
+
 def test_a_missing_folder_is_reported() -> None:
     with pytest.raises(WorkloadError) as caught:
         Workload.parse("no/such/folder/train.py")

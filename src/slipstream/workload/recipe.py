@@ -7,6 +7,7 @@ import contextlib
 import copy
 import difflib
 import json
+import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -313,7 +314,8 @@ def _guess(text: str) -> str | None:
     if text.endswith(".slipgraph"):
         return "a recording cannot be run; pass it to predict or advise: ss.load(...)"
     if path.endswith(".ipynb"):
-        return "a notebook is not a workload; in it, use slipstream.Workload.of(model, batch, ...)"
+        export = f"jupyter nbconvert --to script {shlex.quote(path)}"
+        return f"call slipstream.Workload.of(model, batch, ...) in it, or make a script: {export}"
     near = difflib.get_close_matches(Path(path).name, _neighbours(path))
     return f"did you mean {Path(path).with_name(near[0])}{colon}{function}?" if near else None
 
