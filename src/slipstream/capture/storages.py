@@ -1,4 +1,4 @@
-"""A number of its own for every storage of a step.
+"""Distinct numbers for the storages of a recorded step.
 
 Torch's execution trace names a storage by its address, and addresses of freed storages are reused:
 two tensors that never lived at the same time may have one name, in one recording and not in the
@@ -31,10 +31,10 @@ def number_storages(nodes: Sequence[Node]) -> None:
         node, call = nodes[i], nodes[i].call
         if call is None:
             return
-        known = dict(zip(node.storages, inputs[i], strict=False))
+        of_inputs = dict(zip(node.storages, inputs[i], strict=False))
         outputs = node.storages[len(inputs[i]) :]
         node.storages = inputs[i] + tuple(
-            numbers.made(name, spec.dtype, known)
+            numbers.made(name, spec.dtype, of_inputs)
             for name, spec in zip(outputs, call.outputs, strict=True)
         )
 
