@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from slipstream.capture import events, memory
 from slipstream.graph import Graph, Role, StepPhase, replay
@@ -100,6 +101,15 @@ def test_a_storage_shared_by_two_parameters_counts_once() -> None:
     model = nn.Sequential(first, second)
     found = memory.held(BuiltWorkload(model, torch.randn(2, 4)))
     assert sorted(role for _, role in found.values()) == [Role.PARAMETER, Role.INPUT]
+
+
+def test_parameters_that_wrap_others_hold_the_storages_of_these() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    parts = torch.ones(4, 4), torch.zeros(4, 4)
+    model.weight = nn.Parameter(TwoTensor(*parts))
+    found = memory.held(BuiltWorkload(model, torch.randn(2, 4)))
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    assert {ptr for ptr, (_, role) in found.items() if role is Role.PARAMETER} == storages
 
 
 def test_tensors_inside_transforms_have_no_storage() -> None:

@@ -24,6 +24,8 @@ from slipstream.graph import Allocations, Role, StepPhase
 from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from slipstream.workload import BuiltWorkload
 
 _OPTIMIZER = int(StepPhase.OPTIMIZER)
@@ -68,9 +70,9 @@ def held(built: BuiltWorkload, device: str = "cpu") -> Held:
 
     storages: Held = {}
 
-    def add(tensors: Iterable[Any], role: Role) -> None:
-        for tensor in tensors:
-            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+    def add(values: Iterable[Any], role: Role) -> None:
+        for tensor in _unwrapped(values):
+            if tensor.layout is not torch.strided:
                 continue
             # Tensors inside torch.func's transforms have no storage of their own.
             wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -88,6 +90,18 @@ def held(built: BuiltWorkload, device: str = "cpu") -> Held:
         add(tree_leaves(dict(getattr(built.optimizer, "state", {}))), Role.OPTIMIZER)
     add(tree_leaves(built.batch), Role.INPUT)
     return storages
+
+
+def _unwrapped(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Return the tensors of `values`, those inside a wrapper (such as a DTensor) instead of it."""
+    import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    for value in values:
+        if is_traceable_wrapper_subclass(value):
+            yield from _unwrapped(getattr(value, name) for name in value.__tensor_flatten__()[0])
+        elif isinstance(value, torch.Tensor):
+            yield value
 
 
 def gradients(built: BuiltWorkload, device: str = "cpu") -> frozenset[int]:
