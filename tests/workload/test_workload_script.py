@@ -292,9 +292,11 @@ def test_nothing_of_the_script_runs_after_the_program(drive_forked: Run, tmp_pat
         (
             "for _ in range(7): loss_of(model).backward()",
             " 7 calls of backward",
-            "optimizer.step()",
+            "a function that runs one step",
         ),
         ("import sys; steps = int(sys.argv[1])", "IndexError", "for example train.py -- "),
+        ("open(0).readlines()[0]", "IndexError", "standard input is empty"),
+        ("get_ipython().run_line_magic('pwd', '')", "NameError", "only IPython defines"),
         (
             "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import torch'])",
             "processes",
@@ -318,7 +320,7 @@ def test_nothing_of_the_script_runs_after_the_program(drive_forked: Run, tmp_pat
             "loss = lambda p: functional_call(model, p, (torch.randn(5, 3),)).sum()\n"
             "for _ in range(5): grad(loss)(dict(model.named_parameters()))",
             "torch.func",
-            "one step",
+            "one step: train.py:FUNCTION",
         ),
         ("raise SystemExit('no data')", ": no data", ""),
         ("train(model, optimizer, 3); exit(3)", " 3 optimizer steps with sys.exit(3)", ""),

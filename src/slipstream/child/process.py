@@ -192,8 +192,8 @@ class Child:
         return ChildError(
             f"{self.name} {what} within {timeout_s:g} s and was stopped{waiting if count else ''}",
             where=where,
-            remedy="check for an endless loop or a deadlock; if it is only slow, as validation or "
-            "sampling between steps may be, raise --timeout",
+            remedy="check for an endless loop, a deadlock or a server that waits for requests; if "
+            "it is only slow, as validation or sampling between steps may be, raise --timeout",
         )
 
     def _await_message(self, timeout_s: float | None) -> Message | None:

@@ -55,6 +55,9 @@ _SHORT_SCRIPT = 500
 # Words of a script that only runs a model, and of one that may train it (or of its imports).
 _INFERS = re.compile(r"\b(inference_mode|no_grad)\b")
 _TRAINS = re.compile(r"\b(backward|fit|optim\w*|[Tt]rain\w*)\b")
+# Names of IPython in exported notebooks, and reads of standard input.
+_OF_IPYTHON = ("get_ipython", "display")
+_READS_INPUT = re.compile(r"\b(sys\.stdin|open\(0\b)")
 # Calls of backward after which a script never steps an optimizer: without and with ``.step`` in its
 # text, since gradients may be accumulated.
 _MAX_BACKWARDS = (100, 1000)
@@ -714,6 +717,10 @@ def _remedy(error: Exception, workload: Workload) -> str | None:
     name = workload.path.name
     if isinstance(error, EOFError) and "reading a line" in str(error):
         return "a prompt cannot be answered here: pass its answer as an argument, after --"
+    if isinstance(error, NameError) and error.name in _OF_IPYTHON:
+        return f"only IPython defines '{error.name}': remove its lines from the exported notebook"
+    if _READS_INPUT.search(workload.path.read_text(encoding="utf-8", errors="replace")):
+        return "standard input is empty here: read a file, and pass its name after --"
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if "argv" in line:
         arguments = " ".join(workload.script_arguments)
@@ -771,13 +778,14 @@ def _never_stepped(path: Path, how: str, discovery: _Discovery) -> WorkloadError
         did = f", after {_calls(discovery.backwards)} of backward"
         remedy = (
             "the steps of a script are counted by optimizer.step() of a torch.optim.Optimizer; "
-            f"call that, or pass the argument that selects an optimizer after --, or {advice}"
+            f"call that, or pass the argument that selects an optimizer after --, or {advice}, or "
+            "one that returns a function that runs one step"
         )
     elif discovery.transformed:
         did = ", but called a model under a transform of torch.func"
         remedy = (
             "the steps of a script are counted by optimizer.step() of a torch.optim.Optimizer; "
-            "name a function that runs one step and that returns it"
+            f"name a function that returns a function that runs one step: {named}"
         )
     elif discovery.forwards:
         did = f", after {_calls(discovery.forwards)} of a model"
