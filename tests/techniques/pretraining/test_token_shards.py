@@ -37,6 +37,11 @@ def test_sequences_come_back(corpus: ShardedTokens) -> None:
     assert [corpus[n].tolist() for n in range(101)] == sequences(101)
 
 
+def test_the_longest_sequence_of_all_shards_is_known(tmp_path: Path) -> None:
+    corpus = write_shards([[5], [5, 6, 7], [5, 6]], str(tmp_path / "three"), 2, VOCABULARY)
+    assert corpus.longest == ShardedTokens(tmp_path / "three").longest == 3
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 def test_an_epoch_has_every_sequence_once_whatever_the_ranks(
     corpus: ShardedTokens, ranks: int
@@ -91,6 +96,9 @@ def test_damage_is_named(corpus: ShardedTokens, tmp_path: Path) -> None:
     (folder / "index.json").write_text("{}")
     with pytest.raises(CorpusError, match="no readable index"):
         ShardedTokens(folder)
+    (folder / "index.json").write_text('{"vocabulary": 9, "dtype": "<u2", "shards": []}')
+    with pytest.raises(CorpusError, match="no readable index: it lists no shards"):
+        ShardedTokens(folder)
 
 
 def test_invalid_corpora_are_refused(corpus: ShardedTokens, tmp_path: Path) -> None:
@@ -101,6 +109,9 @@ def test_invalid_corpora_are_refused(corpus: ShardedTokens, tmp_path: Path) -> N
     for number, sequence in enumerate(([], [5.5], [[5], [6]], 5)):
         with pytest.raises(InvalidArgumentError, match="sequence 0 is not a list of integers"):
             write_shards([sequence], tmp_path / f"invalid-{number}", 1, VOCABULARY)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidArgumentError, match=r"folder: .*file cannot be created"):
+        write_shards([[5]], tmp_path / "file", 1, VOCABULARY)
     with pytest.raises(InvalidArgumentError, match="fewer sequences than 3 shards"):
         write_shards([[5], [6]], tmp_path / "third", 3, VOCABULARY)
     batches = MaskedBatches(corpus, rows=101, length=10, mask_token=3)

@@ -34,7 +34,7 @@ class CorpusError(SlipstreamError):
 
 
 def write_shards(
-    sequences: Iterable[Sequence[int]], folder: Path, shards: int, vocabulary: int
+    sequences: Iterable[Sequence[int]], folder: Path | str, shards: int, vocabulary: int
 ) -> ShardedTokens:
     """Write sequences of tokens to a new corpus; ``index.json`` comes last, so that it is whole.
 
@@ -43,13 +43,17 @@ def write_shards(
 
     Raises:
         InvalidArgumentError: a token is not in the vocabulary; fewer sequences than shards; or the
-            folder has a corpus already.
+            folder has a corpus already, or is a file.
     """
+    folder = Path(folder)
     if (folder / _INDEX).exists():
         raise InvalidArgumentError("folder", f"{folder} contains a corpus", remedy="pass a new one")
     if shards < 1:
         raise InvalidArgumentError("shards", f"{shards} is less than 1")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError("folder", f"{folder} cannot be created: {error}") from error
     dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
     offsets: list[list[int]] = [[0] for _ in range(shards)]
     paths = _paths(folder, shards)
@@ -73,7 +77,12 @@ def write_shards(
         for own, file in zip(offsets, files, strict=True):
             file.write(np.array(own, "<i8").tobytes())
     described = [
-        {"sequences": len(own) - 1, "tokens": own[-1], "crc32": _checksum(path)}
+        {
+            "sequences": len(own) - 1,
+            "tokens": own[-1],
+            "longest": int(np.diff(own).max()),
+            "crc32": _checksum(path),
+        }
         for own, path in zip(offsets, paths, strict=True)
     ]
     index = {"vocabulary": vocabulary, "dtype": dtype.str, "shards": described}
@@ -98,6 +107,8 @@ class ShardedTokens:
 
     Attributes:
         vocabulary: number of tokens.
+        longest: tokens of the longest sequence; 0 for a corpus of an earlier version.
+        identity: vocabulary and checksums of the shards.
         paths: files of the shards.
 
     Args:
@@ -115,12 +126,16 @@ class ShardedTokens:
             self._counts = [int(shard["sequences"]) for shard in index["shards"]]
             self._tokens = [int(shard["tokens"]) for shard in index["shards"]]
             checksums = [int(shard["crc32"]) for shard in index["shards"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not checksums:
+                raise ValueError("it lists no shards")
+            self.longest = max(int(shard.get("longest", 0)) for shard in index["shards"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorpusError(
                 f"the corpus has no readable index: {error}",
                 where=str(folder / _INDEX),
                 remedy="write it by slipstream.pretraining.write_shards",
             ) from error
+        self.identity = [self.vocabulary, *checksums]
         self.paths = _paths(folder, len(checksums))
         for k, (path, checksum) in enumerate(zip(self.paths, checksums, strict=True)):
             size = self._tokens[k] * self._dtype.itemsize + 8 * (self._counts[k] + 1)
