@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import _options as options
-from slipstream.cli._output import emit, progress
+from slipstream.cli._output import emit, note, progress
 from slipstream.cli.plan import Configuration
 
 
@@ -38,8 +38,12 @@ def command(
     from slipstream.techniques.pretraining.training import PretrainingConfig, pretrain
 
     config = PretrainingConfig.read(file)
-    with progress("pretrain") as report:
-        losses = pretrain(config, resume=resume, report=report)
+    try:
+        with progress("pretrain") as report:
+            losses = pretrain(config, resume=resume, report=report)
+    except KeyboardInterrupt:
+        note(f"--resume continues from the last checkpoint in {config.output}, if there is one")
+        raise
     names = ["updates", "first loss", "last loss", "output"]
     row = [str(len(losses)), f"{losses[0]:.4f}", f"{losses[-1]:.4f}", config.output]
     table = Table([Column(name, "right") for name in names], [row])

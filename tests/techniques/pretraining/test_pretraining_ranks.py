@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.techniques.pretraining import write_shards
+from slipstream.techniques.pretraining import training, write_shards
 from slipstream.techniques.pretraining.training import PretrainingConfig, pretrain
 
 _WORKLOAD = """
@@ -32,6 +32,15 @@ def make():
 def diverging():
     model, batch, _, optimizer = encoders.plain()
     return model, batch, lambda output, targets: (output * float("nan")).sum(), optimizer
+
+def unused():
+    model, batch, loss, optimizer = make()
+    model.pooler = torch.nn.Linear(2, 2)
+    return model, batch, loss, optimizer
+
+def frozen():
+    model, batch, loss, optimizer = make()
+    return model.requires_grad_(False), batch, loss, optimizer
 """
 _TOML = """
 workload = "work.py:make"
@@ -119,13 +128,25 @@ def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
     with pytest.raises(SlipstreamError, match="losses in a row are not finite"):
         pretrain(replace(bad, save_every=2, output=str(tmp_path / "bad")))
     assert json.loads((tmp_path / "bad" / "losses.json").read_text()) == [None, None]
-    with pytest.raises(SlipstreamError, match="folder cannot be created"):
+    assert not (tmp_path / "bad" / "checkpoint.pt").exists()
+    with pytest.raises(SlipstreamError, match="folder cannot be written"):
         pretrain(replace(config, output=str(tmp_path / "pretrain.toml")))
     for name in ("mask_token", "special"):
         with pytest.raises(InvalidArgumentError, match=f"{name}: 61 is not below"):
             pretrain(replace(config, **{name: 61}))
-    with pytest.raises(InvalidArgumentError, match=r"phases\.0\.lr: -1"):
+    with pytest.raises(InvalidArgumentError, match=r"phases\[0\]\.lr: -1"):
         replace(config, phases=(replace(config.phases[0], lr=-1.0),))
+    with pytest.raises(InvalidArgumentError, match=r"phases\[0\]\.steps: 0 is less than 1"):
+        replace(config, phases=(replace(config.phases[0], steps=0),))
+    with pytest.raises(InvalidArgumentError, match=r"warmup: 9 is not between 0 and 8 steps"):
+        replace(config, phases=(replace(config.phases[0], warmup=9),))
+    with pytest.raises(InvalidArgumentError, match=r"seed: .* has more than 63 bits"):
+        replace(config, seed=1 << 63)
+    with pytest.raises(InvalidArgumentError, match="output: is empty"):
+        replace(config, output="")
+    shorter = (config.phases[0], replace(config.phases[1], length=11))
+    with pytest.raises(SlipstreamError, match=r"has 12 tokens, more than phases\[1\]"):
+        pretrain(replace(config, phases=shorter))
     with pytest.raises(InvalidArgumentError, match="ranks"):
         replace(config, ranks=6)
     with pytest.raises(InvalidArgumentError, match="phases"):
@@ -134,7 +155,7 @@ def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
         replace(config, budget=float("inf"))
     (tmp_path / "other").mkdir()
     torch.save({"model": {}}, tmp_path / "other" / "checkpoint.pt")
-    with pytest.raises(SlipstreamError, match="the checkpoint does not fit the model: Error"):
+    with pytest.raises(SlipstreamError, match=r"does not fit the model: Error.* Missing key"):
         pretrain(replace(config, ranks=1, output=str(tmp_path / "other")), resume=True)
     (tmp_path / "other" / "checkpoint.pt").write_bytes(b"")
     with pytest.raises(SlipstreamError, match="does not fit the model: EOFError"):
@@ -152,6 +173,88 @@ def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
     write_shards([[5, 60], [61]], tmp_path / "larger", 1, 70)
     with pytest.raises(SlipstreamError, match="largest embedding 61 rows"):
         pretrain(replace(config, corpus=str(tmp_path / "larger"), ranks=1))
+
+
+def test_another_corpus_or_seed_than_that_of_the_checkpoint_is_refused(
+    config: PretrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_group(monkeypatch)
+    trainer = training._Trainer(config, 0, 1, str(tmp_path))
+    trainer.losses = [1.0]
+    Path(config.output).mkdir()
+    trainer._save()
+    assert training._Trainer(config, 0, 1, str(tmp_path)).losses == [1.0]
+    write_shards([[5, 6]] * 9, tmp_path / "later", 1, 61)
+    phases = (config.phases[0], replace(config.phases[1], corpus=str(tmp_path / "later")))
+    assert training._Trainer(replace(config, phases=phases), 0, 1, str(tmp_path)).losses == [1.0]
+    for name, changed in (
+        ("corpus", replace(config, corpus=str(tmp_path / "later"))),
+        ("seed", replace(config, seed=1)),
+        ("mask_token", replace(config, mask_token=4)),
+    ):
+        with pytest.raises(SlipstreamError, match=f"was written with another {name}"):
+            training._Trainer(changed, 0, 1, str(tmp_path))
+    checkpoint = Path(config.output, "checkpoint.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:5000])
+    with pytest.raises(SlipstreamError, match="the checkpoint is damaged or"):
+        training._Trainer(config, 0, 1, str(tmp_path))
+
+
+def test_a_full_disk_is_named(
+    config: PretrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(saved: object, file: object) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos 576 vs 534")  # noqa: B904
+
+    _without_group(monkeypatch)
+    trainer = training._Trainer(config, 0, 1, str(tmp_path))
+    Path(config.output).mkdir()
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(SlipstreamError, match=r"cannot be written: \[Errno 28\] No space left"):
+        trainer._save()
+    assert not list(Path(config.output).iterdir())
+
+
+def test_parameters_without_a_gradient_are_found(
+    config: PretrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = _without_group(monkeypatch)
+    for name in ("make", "unused"):
+        changed = replace(config, workload=f"{tmp_path}/work.py:{name}")
+        training._Trainer(changed, 0, 1, str(tmp_path))
+    assert options == [{"find_unused_parameters": False}, {"find_unused_parameters": True}]
+    frozen = replace(config, workload=f"{tmp_path}/work.py:frozen")
+    with pytest.raises(SlipstreamError, match="no parameter that requires a gradient"):
+        training._Trainer(frozen, 0, 1, str(tmp_path))
+
+
+def _without_group(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bool]]:
+    """Let ranks train in this process; return the options of DistributedDataParallel."""
+    options: list[dict[str, bool]] = []
+
+    def distributed(model: torch.nn.Module, **arguments: bool) -> torch.nn.Module:
+        options.append(arguments)
+        return model
+
+    monkeypatch.setattr(training, "join", lambda *group: None)
+    monkeypatch.setattr("torch.nn.parallel.DistributedDataParallel", distributed)
+    return options
+
+
+def test_files_of_phases_and_cluster_are_relative_to_the_configuration(tmp_path: Path) -> None:
+    text = _TOML.replace("lr = 0.01", 'corpus = "longer"')
+    (tmp_path / "pretrain.toml").write_text('cluster = "own.toml"\n' + text)
+    (tmp_path / "own.toml").touch()
+    config = PretrainingConfig.read(tmp_path / "pretrain.toml")
+    assert config.cluster == str(tmp_path / "own.toml")
+    assert config.phases[1].corpus == str(tmp_path / "longer")
+    # A phase with its own corpus reads it from the start.
+    assert [config.phase(step)[1:] for step in (3, 8, 11)] == [(3, 0), (0, 0), (3, 0)]
+    same = replace(config, phases=(config.phases[0], replace(config.phases[1], corpus="")))
+    assert same.phase(9)[1:] == (1, 56)
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import math
+import textwrap
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -42,6 +43,7 @@ class TrainingPhase:
         length: longest sequence in tokens.
         lr: peak learning rate; None for the optimizer's.
         warmup: updates of linear growth from 0; the rate then falls linearly to 0.
+        corpus: folder of `write_shards`; empty for that of the configuration.
     """
 
     steps: int
@@ -49,6 +51,7 @@ class TrainingPhase:
     length: int = 128
     lr: float | None = None
     warmup: int = 0
+    corpus: str = ""
 
 
 _READERS: Readers = {
@@ -106,13 +109,22 @@ class PretrainingConfig:
                 raise InvalidArgumentError(field.name, f"{value} is {problem}")
         if not self.phases:
             raise InvalidArgumentError("phases", "there is none", remedy="add a table [[phases]]")
+        if self.seed >= 1 << 63:
+            raise InvalidArgumentError("seed", f"{self.seed} has more than 63 bits")
+        for name in ("workload", "output"):
+            if not getattr(self, name):
+                raise InvalidArgumentError(name, "is empty")
         for number, phase in enumerate(self.phases):
-            if min(phase.steps, phase.global_batch, phase.length) < 1 or phase.warmup < 0:
+            place = f"phases[{number}]"
+            for name in ("steps", "global_batch", "length"):
+                if (value := getattr(phase, name)) < 1:
+                    raise InvalidArgumentError(f"{place}.{name}", f"{value} is less than 1")
+            if not 0 <= phase.warmup <= phase.steps:
                 raise InvalidArgumentError(
-                    f"phases.{number}", "steps, global_batch and length must be at least 1"
+                    f"{place}.warmup", f"{phase.warmup} is not between 0 and {phase.steps} steps"
                 )
             if phase.lr is not None and not 0 <= phase.lr < math.inf:
-                raise InvalidArgumentError(f"phases.{number}.lr", f"{phase.lr} is not at least 0")
+                raise InvalidArgumentError(f"{place}.lr", f"{phase.lr} is not at least 0")
         if self.deadline:
             parse_duration_ns(self.deadline, "deadline")
         if self.memory:
@@ -136,9 +148,15 @@ class PretrainingConfig:
                 f"the configuration cannot be read: {error}", where=str(path),
                 remedy="write a TOML file with workload and [[phases]]",
             ) from error  # fmt: skip
-        for name in ("workload", "corpus", "output"):
-            if isinstance(table.get(name), str):
-                table[name] = str(path.parent / table[name])
+        listed = table.get("phases")
+        phases = listed if isinstance(listed, list) else []
+        for part in (table, *(phase for phase in phases if isinstance(phase, dict))):
+            for name in ("workload", "corpus", "output"):
+                if isinstance(part.get(name), str) and part[name]:
+                    part[name] = str(path.parent / part[name])
+        cluster = table.get("cluster")
+        if isinstance(cluster, str) and (path.parent / cluster).is_file():
+            table["cluster"] = str(path.parent / cluster)
         return build(cls, table, "", "configuration", _READERS)
 
     @property
@@ -147,13 +165,15 @@ class PretrainingConfig:
         return sum(phase.steps for phase in self.phases)
 
     def phase(self, step: int) -> tuple[TrainingPhase, int, int]:
-        """Return an update's phase, its number in it, and the sequences of earlier phases."""
-        sequences = 0
-        for phase in self.phases:
+        """Return an update's phase, its number in it, and the sequences of earlier phases.
+
+        Only phases with the same corpus count.
+        """
+        for number, phase in enumerate(self.phases):
             if step < phase.steps:
-                return phase, step, sequences
+                earlier = [p for p in self.phases[:number] if p.corpus == phase.corpus]
+                return phase, step, sum(p.steps * p.global_batch for p in earlier)
             step -= phase.steps
-            sequences += phase.steps * phase.global_batch
         raise InvalidArgumentError("step", "it is after the last phase")
 
 
@@ -175,13 +195,6 @@ def pretrain(
             the last rank failed; losses are not finite.
     """
     output, ranks = Path(config.output), config.ranks
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SlipstreamError(
-            f"the output folder cannot be created: {error.strerror}", where=str(output),
-            remedy="name another output",
-        ) from error  # fmt: skip
     with _locked(output):
         if not resume and (output / _CHECKPOINT).exists():
             raise SlipstreamError(
@@ -200,7 +213,16 @@ def pretrain(
 
 @contextlib.contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    with (output / "lock").open("w") as file:
+    """Create the output folder, and exclude other jobs from it."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / "lock").open("w")
+    except OSError as error:
+        raise SlipstreamError(
+            f"the output folder cannot be written: {error.strerror}", where=str(output),
+            remedy="name another output",
+        ) from error  # fmt: skip
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -212,7 +234,7 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -> list[float]:
-    from slipstream.techniques.pretraining.shards import ShardedTokens
+    from slipstream.techniques.pretraining.shards import CorpusError, ShardedTokens
 
     # Fail before ranks start.
     if Workload.parse(config.workload).function is None:
@@ -220,15 +242,24 @@ def _run(config: PretrainingConfig, ranks: int, report: Callable[[str], None]) -
             "the workload is a script", where=config.workload,
             remedy="name a function that returns (model, batch, loss, optimizer)",
         )  # fmt: skip
-    if not config.corpus:
-        raise SlipstreamError("no corpus is named", remedy="add a line corpus = FOLDER")
-    # Ranks verify the checksums.
-    vocabulary = ShardedTokens(Path(config.corpus), rank=1).vocabulary
-    for name in ("mask_token", "special"):
-        if getattr(config, name) >= vocabulary:
-            raise InvalidArgumentError(
-                name, f"{getattr(config, name)} is not below the corpus's {vocabulary} tokens"
-            )
+    for number, phase in enumerate(config.phases):
+        if not (folder_name := phase.corpus or config.corpus):
+            raise SlipstreamError("no corpus is named", remedy="add a line corpus = FOLDER")
+        # Ranks verify the checksums.
+        corpus = ShardedTokens(Path(folder_name), rank=1)
+        for name in ("mask_token", "special"):
+            if getattr(config, name) >= corpus.vocabulary:
+                raise InvalidArgumentError(
+                    name,
+                    f"{getattr(config, name)} is not below the corpus's {corpus.vocabulary} tokens",
+                )
+        if corpus.longest > phase.length:
+            raise CorpusError(
+                f"the longest sequence has {corpus.longest} tokens, more than phases[{number}]."
+                f"length = {phase.length}", where=folder_name,
+                remedy="raise the length, or write a corpus of shorter sequences and set corpus in "
+                "the phase",
+            )  # fmt: skip
     with (
         temporary_folder("pretraining") as folder,
         WorkerProcesses(
@@ -287,10 +318,13 @@ class _Trainer:
             )  # fmt: skip
         self.named = isinstance(built.batch, Mapping)
         self.micro = config.micro_batch or built.rows
-        self.corpus = ShardedTokens(Path(config.corpus), rank, ranks)
+        self.corpora = {
+            name: ShardedTokens(Path(name or config.corpus), rank, ranks)
+            for name in dict.fromkeys(phase.corpus for phase in config.phases)
+        }
         self.module, self.built = built.model, built
-        _check_vocabulary(built.model, self.corpus.vocabulary)
-        self._check_length(max(phase.length for phase in config.phases))
+        _check_vocabulary(built.model, max(c.vocabulary for c in self.corpora.values()))
+        unused = self._check_length(max(phase.length for phase in config.phases))
         self.rates = [group["lr"] for group in built.optimizer.param_groups]
         self.losses: list[float] = []
         path = Path(config.output, _CHECKPOINT)
@@ -300,20 +334,21 @@ class _Trainer:
                 self.module.load_state_dict(saved["model"])
                 built.optimizer.load_state_dict(saved["optimizer"])
                 self.losses, self.rates = saved["losses"], saved["rates"]
+                self._check_data(saved.get("data", {}), path)
             except (
-                RuntimeError, LookupError, TypeError, ValueError, EOFError, UnpicklingError
+                RuntimeError, LookupError, TypeError, ValueError, OSError, EOFError, UnpicklingError
             ) as error:  # fmt: skip
-                reason = (str(error) or type(error).__name__).splitlines()[0]
+                reason = textwrap.shorten(str(error) or type(error).__name__, 200)
                 raise SlipstreamError(
-                    f"the checkpoint does not fit the model: {reason}",
-                    where=str(path), remedy="continue with the workload that wrote it",
+                    f"the checkpoint is damaged or does not fit the model: {reason}",
+                    where=str(path), remedy="continue with the workload that wrote it, or name "
+                    "another output",
                 ) from error  # fmt: skip
         join(rank, ranks, f"{folder}/store", 60.0)
-        built.model = DistributedDataParallel(built.model)
+        built.model = DistributedDataParallel(built.model, find_unused_parameters=unused)
 
     def segment(self) -> list[float]:
         """Train up to the next checkpoint, and write it."""
-        import torch
         import torch.distributed as dist
 
         config = self.config
@@ -326,17 +361,48 @@ class _Trainer:
                 raise SlipstreamError(
                     f"{_MAX_BAD_LOSSES} losses in a row are not finite, up to update "
                     f"{len(self.losses) - 1}", where=config.workload,
-                    remedy="lower the learning rate, and pass --resume",
+                    remedy="set a lower lr in [[phases]] and pass --resume, or name another output",
                 )  # fmt: skip
-        if self.rank == 0:
-            saved = {
-                "model": self.module.state_dict(), "losses": self.losses, "rates": self.rates,
-                "optimizer": self.built.optimizer.state_dict(),
-            }  # fmt: skip
-            with replacing(Path(config.output, _CHECKPOINT)) as temporary:
-                torch.save(saved, temporary)
+        # After a loss that is not finite, the weights may be useless: keep the earlier checkpoint.
+        if self.rank == 0 and (math.isfinite(self.losses[-1]) or end == config.steps):
+            self._save()
         dist.barrier()
         return self.losses
+
+    def _save(self) -> None:
+        import torch
+
+        saved = {
+            "model": self.module.state_dict(), "losses": self.losses, "rates": self.rates,
+            "optimizer": self.built.optimizer.state_dict(), "data": self._data(),
+        }  # fmt: skip
+        path = Path(self.config.output, _CHECKPOINT)
+        try:
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                torch.save(saved, file)
+        except (OSError, RuntimeError) as error:
+            # torch hides the error of the file.
+            reason = error if isinstance(error, OSError) else error.__context__ or error
+            raise SlipstreamError(
+                f"the checkpoint cannot be written: {reason}", where=str(path),
+                remedy="free some disk space, and pass --resume",
+            ) from error  # fmt: skip
+
+    def _data(self) -> dict[str, Any]:
+        """Return the settings that determine the batches, by name; they are saved."""
+        config = self.config
+        return {
+            **{f"corpus {name}".strip(): c.identity for name, c in self.corpora.items()},
+            "mask_token": config.mask_token, "special": config.special, "seed": config.seed,
+        }  # fmt: skip
+
+    def _check_data(self, saved: Mapping[str, Any], path: Path) -> None:
+        for name, value in self._data().items():
+            if saved.get(name, value) != value:
+                raise SlipstreamError(
+                    f"the checkpoint was written with another {name}", where=str(path),
+                    remedy=f"restore the {name}, or name another output",
+                )  # fmt: skip
 
     def _update(self, step: int) -> float:
         """Run one update; return the mean loss of the global batch's labelled tokens."""
@@ -349,8 +415,8 @@ class _Trainer:
         built, config = self.built, self.config
         phase, number, start = config.phase(step)
         batches = MaskedBatches(
-            self.corpus, phase.global_batch, phase.length, config.mask_token, config.special,
-            seed=config.seed, start=start,
+            self.corpora[phase.corpus], phase.global_batch, phase.length, config.mask_token,
+            config.special, seed=config.seed, start=start,
         )  # fmt: skip
         rows = batches.numbers(number, self.rank, self.ranks)
         places = range(0, len(rows), self.micro)
@@ -384,8 +450,12 @@ class _Trainer:
         inputs = part["input_ids"], part["attention_mask"]
         self.built.batch = part if self.named else (inputs, part["labels"])
 
-    def _check_length(self, length: int) -> None:
-        """Run the longest sequence of the phases, which may come late in the training."""
+    def _check_length(self, length: int) -> bool:
+        """Run the longest sequence of the phases, which may come late in the training.
+
+        Returns:
+            Whether the loss does not depend on some parameters.
+        """
         import torch
 
         from slipstream.techniques.pretraining.hooks import IGNORED
@@ -395,13 +465,23 @@ class _Trainer:
         labels = torch.where(torch.arange(length) > 0, IGNORED, ids)
         self._set_batch({"input_ids": ids, "attention_mask": ids * 0 + 1, "labels": labels})
         try:
-            with torch.no_grad():
-                training_loss(self.built)
+            loss = training_loss(self.built)
         except (RuntimeError, IndexError) as error:
             raise SlipstreamError(
                 f"the model fails on a sequence of {length} tokens: {error}",
                 where=self.config.workload, remedy="lower length in [[phases]] to its positions",
             ) from error  # fmt: skip
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        if not trained or not loss.requires_grad:
+            raise SlipstreamError(
+                "the loss depends on no parameter that requires a gradient",
+                where=self.config.workload, remedy="set requires_grad of the layers to train",
+            )  # fmt: skip
+        loss.backward()
+        unused = any(p.grad is None for p in trained)
+        for parameter in trained:
+            parameter.grad = None
+        return unused
 
     def _set_rates(self, phase: TrainingPhase, number: int) -> None:
         warm = min(1.0, (number + 1) / phase.warmup) if phase.warmup else 1.0
