@@ -49,7 +49,9 @@ def accumulate(where: Places, batches: int) -> Source:
     if block is None:
         block = where.step.accumulation(where.source.names)
     if block is not None:
-        raise where.source.already_applied("the loop accumulates gradients", block)
+        raise where.source.already_applied(
+            f"the loop accumulates gradients: multiply its number of batches by {batches}", block
+        )
     source, names, step = where.source, where.source.names, where.step
     if step.scaled:
         raise source.location_error("the loop scales its loss (GradScaler)", step.update)
