@@ -719,12 +719,12 @@ def _remedy(error: Exception, workload: Workload) -> str | None:
         return "a prompt cannot be answered here: pass its answer as an argument, after --"
     if isinstance(error, NameError) and error.name in _OF_IPYTHON:
         return f"only IPython defines '{error.name}': remove its lines from the exported notebook"
-    if _READS_INPUT.search(workload.path.read_text(encoding="utf-8", errors="replace")):
-        return "standard input is empty here: read a file, and pass its name after --"
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if "argv" in line:
         arguments = " ".join(workload.script_arguments)
         return f"pass its arguments after --, for example {name} -- {arguments or 'ARGS'}"
+    if _READS_INPUT.search(workload.path.read_text(encoding="utf-8", errors="replace")):
+        return "standard input is empty here: if it needs some, let it read a file named after --"
     return None
 
 
