@@ -182,14 +182,14 @@ def plan_pretraining(
         if chosen is None and room < math.inf:
             larger, _ = _choose(config, [*_runs(config, ways, cluster, predictor, math.inf)])
             if larger is not None:
-                binding += f" or devices with {format_bytes(larger.peak_bytes)} of memory"
+                binding += f" or devices with {_memory(larger.peak_bytes)} of memory"
     else:
-        needed = min(ways, key=lambda way: way.peak_bytes)
+        needed = _smallest(config, ways, cluster, predictor)
         chosen = None
         binding = (
             f"memory binds: a device has {format_bytes(round(room))}; cheapest relaxation: "
-            f"{format_bytes(needed.peak_bytes)}, for micro-batch {needed.micro_batch} with "
-            f"{needed.step.techniques or 'no technique'}"
+            f"{_memory(needed.peak_bytes)}, for micro-batch {needed.micro_batch} with "
+            f"{needed.techniques or 'no technique'}"
         )
     name = cluster.name if cluster is not None else "this machine"
     sizes = tuple(sorted({way.micro_batch for way in ways}))
@@ -404,6 +404,21 @@ def _runs(
             )  # fmt: skip
 
 
+def _smallest(
+    config: PretrainingConfig,
+    ways: Sequence[_Way],
+    cluster: Cluster | None,
+    predictor: Callable[..., Sequence[Any]],
+) -> PretrainingRun:
+    """Return the run that takes the least memory of a device."""
+    found: list[PretrainingRun] = []
+    for way in sorted(ways, key=lambda way: way.peak_bytes):
+        if any(run.peak_bytes <= way.peak_bytes for run in found):
+            break
+        found += _runs(config, [way], cluster, predictor, math.inf)
+    return min(found, key=lambda run: run.peak_bytes)
+
+
 def _choose(
     config: PretrainingConfig, runs: Sequence[PretrainingRun]
 ) -> tuple[PretrainingRun | None, str]:
@@ -422,17 +437,35 @@ def _choose(
     if in_time:
         best = min(in_time, key=lambda run: costs[run])
         reasons.append(
-            f"a budget of ${costs[best]:,.2f} ({best.workers} device{'s' * (best.workers > 1)})"
+            f"a budget of {_dollars(costs[best])} ({best.workers} device{'s' * (best.workers > 1)})"
         )
     affordable = [run for run in runs if costs[run] <= budget]
     if affordable:
         best = min(affordable, key=lambda run: run.hours)
-        reasons.append(f"a deadline of {format_duration(best.hours * _HOUR_NS)}")
+        reasons.append(f"a deadline of {_deadline(best.hours)}")
     if not reasons:
         best = min(runs, key=lambda run: (costs[run], run.hours))
         reasons.append(
-            f"a budget of ${costs[best]:,.2f} with a deadline of "
-            f"{format_duration(best.hours * _HOUR_NS)}"
+            f"a budget of {_dollars(costs[best])} with a deadline of {_deadline(best.hours)}"
         )
     binding = "the budget" if in_time else "the deadline" if affordable else "budget and deadline"
     return None, f"{binding} cannot be met; cheapest relaxation: {' or '.join(reasons)}"
+
+
+# Relaxed limits are rounded up: with the value that is shown, the run is allowed.
+_ROUNDING = 1.006
+
+
+def _dollars(cost: float) -> str:
+    return f"${math.ceil(100 * cost) / 100:,.2f}"
+
+
+def _deadline(hours: float) -> str:
+    text = format_duration(hours * _HOUR_NS)
+    short = parse_duration_ns(text) < hours * _HOUR_NS
+    return format_duration(hours * _HOUR_NS * _ROUNDING) if short else text
+
+
+def _memory(nbytes: int) -> str:
+    text = format_bytes(nbytes)
+    return format_bytes(nbytes * _ROUNDING) if parse_bytes(text, "memory") < nbytes else text

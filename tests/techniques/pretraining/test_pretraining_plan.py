@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,9 +18,16 @@ from slipstream.errors import SlipstreamError
 from slipstream.graph import replay
 from slipstream.provenance import Provenance
 from slipstream.techniques.pretraining.training import PretrainingConfig, TrainingPhase
-from slipstream.units import format_bytes
+from slipstream.units import format_bytes, parse_bytes, parse_duration_ns
 from slipstream.verbs.predicting import predict
-from slipstream.verbs.pretraining import _CHECKPOINTING, PretrainingPlan, plan_pretraining
+from slipstream.verbs.pretraining import (
+    _CHECKPOINTING,
+    PretrainingPlan,
+    _deadline,
+    _dollars,
+    _memory,
+    plan_pretraining,
+)
 from slipstream.verbs.results import Predicted
 
 CONFIG = PretrainingConfig(
@@ -116,9 +125,11 @@ def test_limits_that_no_run_meets_are_named_with_the_cheapest_relaxation() -> No
     poor = plan(replace(CONFIG, budget=cheapest / 2))
     assert poor.chosen is None
     assert "the budget cannot be met" in poor.binding
-    assert f"${cheapest:,.2f}" in poor.binding
+    assert f"${math.ceil(100 * cheapest) / 100:,.2f}" in poor.binding
     late = plan(replace(CONFIG, deadline="1 us"))
     assert "the deadline cannot be met" in late.binding
+    relaxed = replace(CONFIG, deadline=late.binding.rpartition("a deadline of ")[2])
+    assert plan(relaxed).chosen is not None
     assert poor.table().notes == [poor.binding]
     free = plan(replace(CONFIG, budget=1.0, price_per_hour=0.0))
     assert "set price_per_hour" in free.binding
@@ -169,3 +180,12 @@ def test_a_cluster_that_cannot_hold_the_step_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Cluster, "load", lambda text: replace(load(text), device=small))
     found = plan(CONFIG)
     assert "memory binds" in found.binding
+    (needed,) = re.findall("cheapest relaxation: (.*), for", found.binding)
+    assert plan(replace(CONFIG, memory=needed)).chosen is not None
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1.001, 1.004, 1.0049, 9.994, 99.951, 1023.6])
+def test_a_relaxed_limit_allows_its_run(value: float) -> None:
+    assert float(_dollars(value).strip("$").replace(",", "")) >= value
+    assert parse_duration_ns(_deadline(value)) >= value * 3600e9
+    assert parse_bytes(_memory(int(value * 2**20))) >= int(value * 2**20)
