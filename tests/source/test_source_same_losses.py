@@ -122,6 +122,34 @@ def test_every_forward_pass_of_a_script_with_two_models(tmp_path: Path) -> None:
     assert plain != script_losses(path) == expected
 
 
+_CALL = "output = model(images)\n    loss = F.cross_entropy(output, labels)\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*autocast")
+@pytest.mark.parametrize(
+    ("context", "on"),
+    [
+        ('torch.autocast("cpu", enabled=len(losses) < 0)', False),
+        ('torch.autocast("cuda")', False),
+        ("torch.cpu.amp.autocast(len(losses) < 0)", False),
+        ('torch.autocast("cpu", torch.bfloat16, True)', True),
+    ],
+)
+def test_a_step_is_under_autocast_only_if_that_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str, on: bool
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    path = tmp_path / "user.py"
+    block = _CALL.replace("\n    ", "\n        ")
+    text = SCRIPTS["plain"].replace(_CALL, f"with {context}:\n        {block}")
+    path.write_text(text)
+    if on:
+        assert noted(path, "amp:bf16").startswith("already so: it is under autocast")
+        return
+    edited(path, text, "amp:bf16")
+    assert script_losses(path) == applied(tmp_path / "function.py", "amp:bf16")
+
+
 @pytest.mark.parametrize("loss", ["nn.BCELoss()(", "F.binary_cross_entropy("])
 def test_a_loss_that_fails_under_autocast_on_a_gpu_stays_outside(tmp_path: Path, loss: str) -> None:
     path = tmp_path / "user.py"

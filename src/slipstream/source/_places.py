@@ -27,7 +27,7 @@ from slipstream.source._step import (
     inference_calls,
     updates_of,
 )
-from slipstream.source._trainers import Training, find_training
+from slipstream.source._trainers import Training, argument_of, find_training
 
 _TORCH = "torch"
 # The method in which modules and data modules of Lightning make the training loader.
@@ -597,16 +597,31 @@ def _set_all(
 
 
 def refuse_inside(source: Source, node: ast.AST, context: str) -> None:
-    """Refuse a node that is already in a ``with`` block of a call named `context`.
+    """Refuse a node that is already in a ``with`` block of a call named `context` that is on.
 
     Raises:
         AlreadyAppliedError: it is.
     """
     for above in source.names.ancestors(node):
         for item in above.items if isinstance(above, ast.With) else ():
-            with_call = item.context_expr
-            if isinstance(with_call, ast.Call) and last_name(with_call.func) == context:
+            call = item.context_expr
+            if not isinstance(call, ast.Call) or last_name(call.func) != context:
+                continue
+            if not _may_be_off(call, source.names.qualified(call.func) or ""):
                 raise source.already_applied(f"it is under {context}", above)
+
+
+def _may_be_off(autocast: ast.Call, qualified: str) -> bool:
+    """Whether the step may run without this autocast, as for a GPU on a machine without one."""
+    import torch
+
+    of_device = qualified.startswith(("torch.cuda.", "torch.cpu."))
+    enabled = argument_of(autocast, 0 if of_device else 2, "enabled")
+    if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
+        return True
+    device = None if of_device else argument_of(autocast, 0, "device_type")
+    of_gpu = isinstance(device, ast.Constant) and str(device.value).startswith("cuda")
+    return (of_gpu or qualified.startswith("torch.cuda.")) and not torch.cuda.is_available()
 
 
 def _statement(text: str) -> ast.stmt:
