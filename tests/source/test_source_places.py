@@ -94,6 +94,14 @@ _RETURN = "    return model, batch, loss, opt\n"
             None,
             "model = A()",
         ),
+        # Weights are loaded under the names that they have without the edit.
+        (
+            "import torch\nmodel = A()\nmodel.load_state_dict(start)\nif resume:\n"
+            "  model.load_state_dict(last)\nopt = torch.optim.SGD(model.parameters())\n"
+            "model.load_state_dict(last)\n",
+            None,
+            "model.load_state_dict(last)",
+        ),
         # A function's result may be assigned first, and its parts may be keywords.
         (
             "import slipstream as ss\n"

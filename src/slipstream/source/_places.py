@@ -527,8 +527,31 @@ class Places:
             if isinstance(outermost, (ast.For, ast.AsyncFor, ast.While, ast.ClassDef)):
                 break
             if outermost is not above:
-                return Model(name, outermost, identity)
+                return Model(name, self._loaded(identity, outermost, use), identity)
         raise source.location_error(f"'{name}' is made in a loop", last)
+
+    def _loaded(self, identity: Identity, made: ast.stmt, use: ast.stmt) -> ast.stmt:
+        """Return the last statement of `made`'s block before `use` that loads the model's weights.
+
+        Their names in a checkpoint are those before an edit. It is `made` without such a statement.
+        """
+        names = self.source.names
+        block = names.block(made)
+        loads = [
+            names.within(call, block)
+            for call in names.calls()
+            if isinstance(call.func, ast.Attribute)
+            and call.func.attr == "load_state_dict"
+            and names.identity(call.func.value) == identity
+            and position(made) < position(call) < position(use)
+        ]
+        before = [
+            load
+            for load in loads
+            if isinstance(load, (ast.Expr, ast.Assign, ast.If))
+            and load is not names.within(use, block)
+        ]
+        return max([made, *before], key=position)
 
     def _use(self, nodes: list[ast.AST]) -> ast.stmt | None:
         """Return the statement of the same scope before which the model must be complete."""
