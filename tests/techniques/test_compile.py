@@ -192,3 +192,8 @@ def test_the_edit_is_one_line(tmp_path: Path) -> None:
     change = Compile("max_autotune").code(Workload.parse(f"{path}:make"))
     assert change is not None
     assert 'torch.compile(model, mode="max-autotune")' in change.diff
+    assert not change.note
+    path.write_text(path.read_text() + "\n\ndef save(model):\n    return model.state_dict()\n")
+    change = Compile().code(Workload.parse(f"{path}:make"))
+    assert change is not None
+    assert "model._orig_mod" in change.note

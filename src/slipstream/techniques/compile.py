@@ -134,12 +134,22 @@ class Compile(TechniqueSettings):
             )
 
         return CodeChange.of(
-            workload, edit, by_hand=f"model = torch.compile(model{mode})", technique=self
-        )
+            workload, edit, by_hand=f"model = torch.compile(model{mode})", note=_note,
+            technique=self,
+        )  # fmt: skip
 
     @property
     def _mode(self) -> str:
         return self.mode.replace("_", "-")
+
+
+def _note(where: Places) -> str:
+    if not {"state_dict", "load_state_dict"} & where.source.names.attributes:
+        return ""
+    return (
+        "state_dict() of the compiled model adds '_orig_mod.' to every name: save and load the "
+        "weights of model._orig_mod to keep checkpoints the same"
+    )
 
 
 def _factor(graph: Graph, tasks: NDArray[np.int64], recorded_ns: float) -> float:
