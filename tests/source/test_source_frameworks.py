@@ -242,6 +242,12 @@ def test_other_spellings_are_found(
             "unused = dict(", "accumulation:4", "command line", "--gradient_accumulation_steps 4",
         ),
         (
+            "hugging_face", "arguments = TrainingArguments(",
+            "from transformers import HfArgumentParser\n"
+            "arguments, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+            "unused = dict(", "amp", "command line", "--bf16 True --use_cpu True",
+        ),
+        (
             "hugging_face", "max_steps=2", 'max_steps=2, optim="sgd"', "fused_optimizer",
             'optim="sgd"', "optimizers=(torch.optim.SGD(",
         ),
@@ -251,7 +257,7 @@ def test_other_spellings_are_found(
         ),
         (
             "hugging_face", "max_steps=2", "max_steps=2, **settings", "amp", r"\*\*settings",
-            "TrainingArguments(..., bf16=True)",
+            "TrainingArguments(..., bf16=True, use_cpu=not torch.cuda.is_available())",
         ),
         ("hugging_face", "", "", "channels_last", "no switch", "data_collator"),
         ("hugging_face", "", "", "fused_optimizer:foreach", "no switch", "foreach=True"),
@@ -274,8 +280,16 @@ def test_other_spellings_are_found(
     ],
 )  # fmt: skip
 def test_options_without_a_switch_are_refused_with_suitable_lines(
-    tmp_path: Path, framework: str, old: str, new: str, technique: str, reason: str, by_hand: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    framework: str,
+    old: str,
+    new: str,
+    technique: str,
+    reason: str,
+    by_hand: str,
 ) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     text = TEXTS[framework]
     assert old in text
     found = change(tmp_path / "train.py", text.replace(old, new) if old else text, technique)

@@ -114,11 +114,14 @@ class FrameworkEdit:
         """Return the lines to write where the edit cannot be placed."""
         training, values = where.training, self._filled(self.switch.values, where)
         assert training is not None
+        without_gpu = {} if _has_gpu() else self._filled(self.switch.without_gpu, where)
         if training.flag and values:
             plain = {name: text.strip('"') for name, text in values.items()}
+            plain |= dict.fromkeys(without_gpu, "True")
             return " ".join(f"{training.flag}{name} {text}" for name, text in plain.items())
         if self.switch.lines:
             return self._text(self.switch.lines, where)
+        values |= without_gpu
         call = training.settings
         function = where.source.segment(call.func) if call else _SETTINGS[training.framework]
         return f"{function}(..., {', '.join(f'{name}={text}' for name, text in values.items())})"
