@@ -111,7 +111,7 @@ def _written(applied: ApplyResult, *, shown: bool) -> WriteResult | None:
         if why and shown:
             why = "make the change by hand, as described above"
         raise WorkloadError(
-            "nothing was written: the file cannot be edited for the whole combination",
+            f"nothing was written: the file cannot be edited for {applied.technique}",
             where=str(path),
             remedy=why or "make the change by hand, as described on the technique's card",
         )
