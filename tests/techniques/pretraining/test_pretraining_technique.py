@@ -67,6 +67,25 @@ def test_without_labels_all_logits_come_back_with_padding() -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [bert, roberta])
+def test_padding_may_be_on_the_left(make: Any) -> None:
+    dense, ours = (build(make, *extra).model.eval() for extra in ((), (Unpad(),)))
+    batch = {name: part.flip(1) for name, part in tokens(1).items()}
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    ids[mask == 0] = dense.config.pad_token_id
+    expected, actual = (model(ids, mask).logits[mask == 1] for model in (dense, ours))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_may_have_a_label_for_every_token_that_is_not_padding() -> None:
+    model, (inputs, targets), _, _ = plain()
+    rows = masked_head(model, lambda: model(*inputs), targets)
+    unpad(model, lambda: model(*inputs), inputs[1])
+    selected = rows.select(inputs[0].masked_fill(inputs[1] == 0, -100))
+    assert selected.shape == (1, sum(LENGTHS))
+    assert model(*inputs).shape == (*selected.shape, VOCABULARY)
+
+
 def test_a_sequence_never_changes_another_in_its_pack() -> None:
     model, batch, *_ = bert()
     model.eval()

@@ -72,6 +72,7 @@ class LabelledRows:
         packed = getattr(_active, "packed", None)
         if packed is not None:
             positions = packed.place(positions)
+            packed.gathered = len(positions)
         return args[0].flatten(0, -2).index_select(0, positions)[None], *args[1:]
 
     def _forget(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -228,6 +229,7 @@ class PackedTokens(TorchFunctionMode):
         retained: int64 [n], rows of the flattened batch that are not padding.
         lengths: tokens of each sequence.
         positions: int64 [1, n], column of each token in the batch.
+        gathered: rows of the model's head, if it is computed at labelled tokens only; or 0.
     """
 
     def __init__(self, mask: Tensor) -> None:
@@ -237,6 +239,7 @@ class PackedTokens(TorchFunctionMode):
         self.retained = mask.reshape(-1).nonzero().squeeze(1)
         self.lengths: list[int] = [n for n in mask.sum(1).tolist() if n]
         self.positions = (self.retained % self.shape[1])[None]
+        self.gathered = 0
         self._counting = torch.arange(len(self.retained), device=self.retained.device)
         self._gradients = torch.is_grad_enabled()
 
@@ -382,17 +385,27 @@ class _PackedForward:
             # Hugging Face: without a mask none is made, and positions are an argument.
             named[self.name], named["position_ids"] = None, named.get("position_ids")
             if named["position_ids"] is None:
-                named["position_ids"] = packed.positions + self.first
+                named["position_ids"] = self._positions(packed, named.get("input_ids"))
         else:
             named[self.name] = mask.reshape(1, *mask.shape[1:-1], -1)[..., packed.retained]
         with packed:
             output = self.__wrapped__(**{key: packed.pack(value) for key, value in named.items()})
-        if labels is not None:
+        if labels is not None or packed.gathered == len(packed.retained):
             return output
         shape = (1, len(packed.retained))
         return tree_map_only(
             Tensor, lambda x: packed.unpack(x) if tuple(x.shape[:2]) == shape else x, output
         )
+
+    def _positions(self, packed: PackedTokens, ids: Tensor | None) -> Tensor:
+        """Return positions as Hugging Face computes them, int64 [1, n]."""
+        if not self.first or ids is None:
+            return packed.positions + self.first
+        # RoBERTa counts tokens that are not padding, wherever the padding is.
+        padding = self.first - 1
+        tokens = ids != padding
+        positions: Tensor = packed.pack(tokens.cumsum(1) * tokens + padding)
+        return positions
 
 
 def unpad(model: nn.Module, run: Callable[[], object], mask: Tensor) -> None:
