@@ -249,6 +249,30 @@ def test_models_that_mix_tokens_elsewhere_are_refused() -> None:
         masked_head(pooled, lambda: pooled(*inputs), batch["labels"])
 
 
+def test_the_model_in_a_wrapper_is_named() -> None:
+    model, batch, _, _ = bert()
+    wrapped = nn.DataParallel(model)
+    with pytest.raises(WorkloadError) as error:
+        masked_head(wrapped, lambda: wrapped(**batch), batch["labels"])
+    assert error.value.remedy == "pass the model inside DataParallel: model.module"
+    with pytest.raises(WorkloadError) as error:
+        unpad(wrapped, lambda: wrapped(**batch), batch["attention_mask"])
+    assert error.value.remedy == "pass the model inside DataParallel: model.module"
+
+
+def test_a_changed_model_can_be_compiled() -> None:
+    dense, (inputs, targets), _, _ = plain()
+    model, _, _, _ = plain()
+    rows = masked_head(model, lambda: model(*inputs), targets)
+    unpad(model, lambda: model(*inputs), inputs[1])
+    compiled = torch.compile(model, backend="eager")
+    wanted = rows.select(targets)
+    actual = compiled(*inputs)
+    expected = dense(*inputs)[targets != -100]
+    assert wanted.shape == actual.shape[:2]
+    torch.testing.assert_close(actual[0], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_attention_that_is_written_out_is_never_packed() -> None:
     model, batch, *_ = bert(attn_implementation="eager")
     with pytest.raises(WorkloadError, match="computes something else"):

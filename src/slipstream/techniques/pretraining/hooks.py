@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ IGNORED = -100
 """Target of a token that has no loss, as in ``torch.nn.functional.cross_entropy``."""
 _MAX_TRIALS = 12
 _SHORT = (torch.bfloat16, torch.float16)
-_active = threading.local()
 
 
 class LabelledRows:
@@ -69,10 +67,6 @@ class LabelledRows:
         positions = self.positions
         if positions is None:
             return None
-        packed = getattr(_active, "packed", None)
-        if packed is not None:
-            positions = packed.place(positions)
-            packed.gathered = len(positions)
         return args[0].flatten(0, -2).index_select(0, positions)[None], *args[1:]
 
     def _forget(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -117,8 +111,7 @@ def masked_head(model: nn.Module, run: Callable[[], object], targets: Tensor) ->
             "targets", f"{len(labelled(targets))} of {targets.numel()} tokens have a target",
             remedy=f"pass a batch in which some tokens have the target {IGNORED}",
         )  # fmt: skip
-    if any(isinstance(getattr(hook, "__self__", None), LabelledRows) for m in model.modules()
-           for hook in m._forward_pre_hooks.values()):  # fmt: skip
+    if _labelled_rows(model) is not None:
         raise WorkloadError("masked_head: the model computes its head at labelled tokens already")
     if isinstance(model.forward, _PackedForward):
         raise WorkloadError("masked_head: the model is packed", remedy="call it before unpad")
@@ -139,10 +132,25 @@ def masked_head(model: nn.Module, run: Callable[[], object], targets: Tensor) ->
     if found is None:
         raise WorkloadError(
             "masked_head: no module turns rows of hidden states into logits independently",
-            remedy="make the head a module that gets hidden states [batch, length, width]",
+            remedy=_inside(model)
+            or "make the head a module that gets hidden states [batch, length, width]",
         )
     rows._attach(model, found)
     return rows
+
+
+def _labelled_rows(model: nn.Module) -> LabelledRows | None:
+    """Return the rows at which the model computes its head; None if at all."""
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    return next((owner for owner in owners if isinstance(owner, LabelledRows)), None)
+
+
+def _inside(model: nn.Module) -> str | None:
+    """Return the remedy for a model in a wrapper; None for any other."""
+    names = ("module", "_orig_mod")
+    name = next((n for n in names if isinstance(getattr(model, n, None), nn.Module)), None)
+    return name and f"pass the model inside {type(model).__name__}: model.{name}"
 
 
 def takes_labels(model: nn.Module) -> bool:
@@ -229,7 +237,6 @@ class PackedTokens(TorchFunctionMode):
         retained: int64 [n], rows of the flattened batch that are not padding.
         lengths: tokens of each sequence.
         positions: int64 [1, n], column of each token in the batch.
-        gathered: rows of the model's head, if it is computed at labelled tokens only; or 0.
     """
 
     def __init__(self, mask: Tensor) -> None:
@@ -239,7 +246,6 @@ class PackedTokens(TorchFunctionMode):
         self.retained = mask.reshape(-1).nonzero().squeeze(1)
         self.lengths: list[int] = [n for n in mask.sum(1).tolist() if n]
         self.positions = (self.retained % self.shape[1])[None]
-        self.gathered = 0
         self._counting = torch.arange(len(self.retained), device=self.retained.device)
         self._gradients = torch.is_grad_enabled()
 
@@ -298,15 +304,6 @@ class PackedTokens(TorchFunctionMode):
                 remedy="switch checkpointing off; without padding less memory is needed",
             )
 
-    def __enter__(self) -> PackedTokens:
-        _active.packed = self
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _active.packed = None
-        super().__exit__(*error)
-
 
 def packed_attention(
     lengths: Sequence[int],
@@ -361,11 +358,15 @@ class _PackedForward:
     Attributes:
         name: argument of the mask.
         first: position of a sequence's first token, if positions are an argument.
+        rows: at which the model computes its head; None if at all.
         sequences: number of sequences that the last forward pass packed; 0 if it packed none.
     """
 
-    def __init__(self, forward: Callable[..., Any], name: str, first: int) -> None:
+    def __init__(
+        self, forward: Callable[..., Any], name: str, first: int, rows: LabelledRows | None
+    ) -> None:
         self.__wrapped__, self.name, self.first, self.sequences = forward, name, first, 0
+        self.rows = rows
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.sequences = 0
@@ -388,9 +389,13 @@ class _PackedForward:
                 named["position_ids"] = self._positions(packed, named.get("input_ids"))
         else:
             named[self.name] = mask.reshape(1, *mask.shape[1:-1], -1)[..., packed.retained]
+        gathered = 0
+        if self.rows is not None and self.rows.positions is not None:
+            self.rows.positions = packed.place(self.rows.positions)
+            gathered = len(self.rows.positions)
         with packed:
             output = self.__wrapped__(**{key: packed.pack(value) for key, value in named.items()})
-        if labels is not None or packed.gathered == len(packed.retained):
+        if labels is not None or gathered == len(packed.retained):
             return output
         shape = (1, len(packed.retained))
         return tree_map_only(
@@ -435,7 +440,7 @@ def unpad(model: nn.Module, run: Callable[[], object], mask: Tensor) -> None:
     padding = getattr(getattr(model, "config", None), "pad_token_id", None)
     firsts = (0,) if padding is None else (0, int(padding) + 1)
     for name, first in itertools.product(names, firsts):
-        forward = _PackedForward(model.forward, name, first)
+        forward = _PackedForward(model.forward, name, first, _labelled_rows(model))
         model.forward = forward
         with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
             equal = _equal_at(before, outputs_of(model, run), retained, mask.numel()) is not None
@@ -448,6 +453,7 @@ def unpad(model: nn.Module, run: Callable[[], object], mask: Tensor) -> None:
         "unpad: the model computes something else without padding"
         if names
         else "unpad: no argument of the model's forward is a mask of padding",
-        remedy="pass attention_mask, 1 for tokens; call scaled_dot_product_attention (technique "
+        remedy=_inside(model)
+        or "pass attention_mask, 1 for tokens; call scaled_dot_product_attention (technique "
         "sdpa), and look positions up by nn.Embedding or position_ids",
     )
