@@ -15,6 +15,7 @@ from slipstream.technique import TechniqueSettings, parse
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.fused_optimizer import FusedOptimizer
 from slipstream.workload import BuiltWorkload
+from slipstream.workload.built import model_output
 from slipstream.workload.script import ScriptRestarted
 
 Run = Callable[..., Any]
@@ -230,6 +231,27 @@ def test_samples_of_a_model_called_with_keywords_are_counted(drive_forked: Run) 
     )
     found = drive_forked(text, look).result
     assert (found["samples"], found["model"]) == (6, "Labelled")
+
+
+def test_a_batch_of_keywords_keeps_its_names(drive_forked: Run) -> None:
+    text = script(
+        "class Labelled(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.inner = model\n"
+        "    def forward(self, x, weights=None, labels=None):\n"
+        "        assert weights is None\n"
+        "        return {'loss': nn.functional.mse_loss(self.inner(x), labels)}\n"
+        "whole = Labelled()\n"
+        "for _ in range(50):\n"
+        "    optimizer.zero_grad()\n"
+        "    whole(x=torch.randn(6, 3), labels=torch.randn(6, 1))['loss'].backward()\n"
+        "    optimizer.step()"
+    )
+
+    def call(built: BuiltWorkload) -> Generator[None, Any, list[str]]:
+        yield
+        return [*built.batch, *model_output(built)]
+
+    assert drive_forked(text, call).result == ["x", "labels", "loss"]
 
 
 def test_a_script_has_its_own_arguments_and_neighbouring_modules(

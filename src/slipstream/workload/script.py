@@ -258,11 +258,15 @@ class _Discovery:
         return max(1, min(max(self._loads.values(), default=1), self.backwards - self._before))
 
     def batch_of(self, module: torch.nn.Module | None) -> Any:
-        """Return all arguments of the last call of `module`; None if it was not called."""
+        """Return all arguments of the last call of `module`; None if it was not called.
+
+        Returns:
+            A dict if all are named, so that the model can be called with them.
+        """
         if id(module) not in self._arguments:
             return None
         inputs, named = self._arguments[id(module)]
-        return (*inputs, *named.values())
+        return (*inputs, *named.values()) if inputs else dict(named)
 
     def call_of(self, module: torch.nn.Module) -> Callable[[], Any]:
         """Return a function that repeats the last call of `module`."""
