@@ -266,10 +266,10 @@ def test_a_changed_model_can_be_compiled() -> None:
     rows = masked_head(model, lambda: model(*inputs), targets)
     unpad(model, lambda: model(*inputs), inputs[1])
     compiled = torch.compile(model, backend="eager")
-    wanted = rows.select(targets)
+    selected = rows.select(targets)
     actual = compiled(*inputs)
     expected = dense(*inputs)[targets != -100]
-    assert wanted.shape == actual.shape[:2]
+    assert selected.shape == actual.shape[:2]
     torch.testing.assert_close(actual[0], expected, rtol=1e-4, atol=1e-5)
 
 
