@@ -18,7 +18,7 @@ from slipstream.graph import Graph, Role, StepPhase, replay
 from slipstream.technique import Context, combine, parse
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.checkpointing import Checkpointing
-from slipstream.workload import BuiltWorkload
+from slipstream.workload import BuiltWorkload, build_from
 from tiny_models import record
 
 
@@ -161,6 +161,39 @@ def test_a_model_that_recomputes_its_blocks_needs_no_checkpointing() -> None:
     some = recorded(Checkpointing(only="[12]"))
     assert "already recomputes '1'" in (Checkpointing().why_not(some) or "")
     assert Checkpointing(only="[34]").why_not(some) is None
+
+
+class Gathered(torch.autograd.Function):
+    """A product with a gathered matrix, which is gathered again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight.clone().T, x.T @ gradients[0]
+
+
+class Sharded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.LayerNorm(8), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + Gathered.apply(self.norm(x), self.weight).tanh()
+        return out
+
+
+def test_a_repeated_gather_recomputes_no_block() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Sharded(), Sharded())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    parts = model, torch.randn(4, 8), lambda out: out.square().mean(), optimizer
+    graph = record(build_from(parts, (), 0, "sharded"))
+    assert sum(graph.string(int(name)) == "aten::clone" for name in graph.tasks.name) == 4
+    assert Checkpointing().why_not(graph) is None
 
 
 def test_an_opaque_step_cannot_be_checkpointed() -> None:

@@ -78,26 +78,33 @@ def find_blocks(graph: Graph, modules: tuple[str, ...]) -> Blocks:
 def recomputed(graph: Graph, blocks: Blocks) -> NDArray[np.bool_]:
     """Return whether the recorded step recomputes each of `blocks`, bool [blocks].
 
-    Then its backward pass has operators with the calls and inputs of the block's forward.
+    Then its backward pass repeats the calls of the block's forward, with the same inputs or
+    recomputed ones. The last may be missing, since torch stops inside it. If fewer repeat, they
+    gather sharded parameters.
     """
     views, call = flow_of(graph).views, graph.tasks.call
-    done = {
-        _call_and_inputs(graph, task)
-        for task in blocks.task[(call[blocks.task] >= 0) & ~views[blocks.task]].tolist()
-    }
-    numbers = np.unique(np.array([number for number, _ in done], np.int64))
-    backward = (graph.tasks.phase == StepPhase.BACKWARD) & ~views & np.isin(call, numbers)
-    again = {_call_and_inputs(graph, task) for task in np.flatnonzero(backward).tolist()} & done
-    found = np.zeros(len(blocks), bool)
-    for task, block in zip(blocks.task.tolist(), blocks.of.tolist(), strict=True):
-        found[block] |= call[task] >= 0 and _call_and_inputs(graph, task) in again
-    return found
+    chosen = blocks.again & (call[blocks.task] >= 0) & ~views[blocks.task]
+    tasks, of = blocks.task[chosen], blocks.of[chosen]
+    backward = (graph.tasks.phase == StepPhase.BACKWARD) & ~views & np.isin(call, call[tasks])
+    repeats = {}
+    for task in np.flatnonzero(backward).tolist():
+        inputs, outputs = _operands(graph, task)
+        repeats[int(call[task]), inputs] = outputs
+    again: dict[int, int] = {}
+    count = np.zeros(len(blocks), np.int64)
+    for task, block in zip(tasks.tolist(), of.tolist(), strict=True):
+        inputs, outputs = _operands(graph, task)
+        key = int(call[task]), tuple(again.get(storage, storage) for storage in inputs)
+        if key in repeats:
+            count[block] += 1
+            again.update(zip(outputs, repeats[key], strict=True))
+    return count >= np.maximum(np.bincount(of, minlength=len(blocks)) - 1, 1)
 
 
-def _call_and_inputs(graph: Graph, task: int) -> tuple[int, tuple[int, ...]]:
-    number = int(graph.tasks.call[task])
-    inputs = graph.storages(task)[: len(graph.calls[number].inputs)]
-    return number, tuple(inputs.tolist())
+def _operands(graph: Graph, task: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    storages = tuple(graph.storages(task).tolist())
+    inputs = len(graph.calls[graph.tasks.call[task]].inputs)
+    return storages[:inputs], storages[inputs:]
 
 
 @dataclass(frozen=True)
