@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,7 @@ class PretrainingPlan:
         cluster: name.
         sizes: micro-batches that were compared.
         fixed: why no other micro-batch than the workload's can be predicted; empty if others can.
+        refused: why a technique does not apply to the step, or cannot be predicted.
     """
 
     chosen: PretrainingRun | None
@@ -98,6 +99,7 @@ class PretrainingPlan:
     cluster: str
     sizes: tuple[int, ...] = ()
     fixed: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> Table:
         """Return the run's settings, each with its effect and evidence."""
@@ -109,6 +111,7 @@ class PretrainingPlan:
             why = f"predicted {gain:.2f}x" + ", but not with checkpointing" * (gain >= 1)
             value = f"{gain:.2f}x" if name in parts else "no"
             rows.append([name, value, "predicted on the recorded step" if name in parts else why])
+        rows += [[name, "no", why] for name, why in self.refused.items()]
         if run is None:
             return Table(columns, rows, title=f"no plan on {self.cluster}", notes=[self.binding])
         saves = _CHECKPOINTING in parts
@@ -162,7 +165,7 @@ def plan_pretraining(
             remedy="return (model, batch, loss, optimizer)",
         )  # fmt: skip
     predictor = functools.partial(predict, durations=durations, report=report)
-    local, ladder = _ladder(config, graph, predictor)
+    local, ladder, refused = _ladder(config, graph, predictor)
     steps = _steps(config, graph, local, predictor)
     ways = list(_ways(config, steps, cluster))
     if not ways:
@@ -193,15 +196,20 @@ def plan_pretraining(
         )
     name = cluster.name if cluster is not None else "this machine"
     sizes = tuple(sorted({way.micro_batch for way in ways}))
-    return PretrainingPlan(chosen, runs, ladder, binding, name, sizes, steps[0].fixed)
+    return PretrainingPlan(chosen, runs, ladder, binding, name, sizes, steps[0].fixed, refused)
 
 
 def _ladder(
     config: PretrainingConfig, graph: Graph, predictor: Callable[..., Sequence[Any]]
-) -> tuple[str, dict[str, float]]:
-    """Return the techniques of one device that are faster, and the gain of each."""
+) -> tuple[str, dict[str, float], dict[str, str]]:
+    """Return the techniques of one device that are faster.
+
+    Returns:
+        Their combination, the gain of each technique, and why others cannot be predicted.
+    """
     best: Predicted | None = None
     gains: dict[str, float] = {}
+    refused: dict[str, str] = {}
     for name in config.techniques.split("+") if config.techniques else RUNGS:
         (rung,) = map(str, parse(name))
         text = rung if best is None else f"{best.technique}+{rung}"
@@ -214,11 +222,12 @@ def _ladder(
                     f"techniques: {rung} cannot be predicted: {prediction.why_not}",
                     where=config.workload, remedy="leave it out, or techniques empty",
                 )  # fmt: skip
+            refused[rung] = prediction.why_not.removeprefix(f"{rung}: ")
             continue
         gains[rung] = prediction.speedup / (1.0 if best is None else best.speedup)
         if gains[rung] >= 1.0 or config.techniques:
             best = prediction
-    return "" if best is None else best.technique, gains
+    return "" if best is None else best.technique, gains, refused
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,15 @@ def test_a_plan_without_techniques_has_the_recorded_step(monkeypatch: pytest.Mon
     assert run.low < run.hours < run.high
 
 
+def test_a_technique_that_does_not_apply_has_a_row_with_its_reason() -> None:
+    found = plan(replace(CONFIG, techniques="", phases=CONFIG.phases[:1]))
+    rows = {row[0]: row[1:] for row in found.table().rows}
+    assert found.refused
+    for name, reason in found.refused.items():
+        assert rows[name] == ["no", reason]
+        assert name not in found.ladder
+
+
 def test_memory_decides_on_micro_batch_and_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.verbs.pretraining.RUNGS", ("masked_head", "unpad"))
     config = replace(CONFIG, techniques="", cluster="", phases=(TrainingPhase(10, 8 * BATCH),))

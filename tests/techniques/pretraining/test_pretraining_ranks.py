@@ -129,6 +129,8 @@ def test_bad_input_is_named(config: PretrainingConfig, tmp_path: Path) -> None:
         pretrain(replace(bad, save_every=2, output=str(tmp_path / "bad")))
     assert json.loads((tmp_path / "bad" / "losses.json").read_text()) == [None, None]
     assert not (tmp_path / "bad" / "checkpoint.pt").exists()
+    with pytest.raises(SlipstreamError, match="3 global batches in a row have no masked token"):
+        pretrain(replace(config, special=60, ranks=1, output=str(tmp_path / "unmasked")))
     with pytest.raises(SlipstreamError, match="folder cannot be written"):
         pretrain(replace(config, output=str(tmp_path / "pretrain.toml")))
     for name in ("mask_token", "special"):

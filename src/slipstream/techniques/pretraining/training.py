@@ -327,6 +327,7 @@ class _Trainer:
         unused = self._check_length(max(phase.length for phase in config.phases))
         self.rates = [group["lr"] for group in built.optimizer.param_groups]
         self.losses: list[float] = []
+        self.unmasked = 0
         path = Path(config.output, _CHECKPOINT)
         if path.exists():
             try:
@@ -428,6 +429,7 @@ class _Trainer:
                 part["labels"][0, 0] = part["input_ids"][0, 0]
         total = torch.tensor([float(sum(counts)), 0.0])
         dist.all_reduce(total)
+        self._check_masked(int(total[0]), phase)
         labelled = max(float(total[0]), 1.0)
         torch.manual_seed(hash((config.seed, step, self.rank)) % 2**31)
         built.optimizer.zero_grad()
@@ -445,6 +447,17 @@ class _Trainer:
             self._set_rates(phase, number)
             built.optimizer.step()
         return float(whole)
+
+    def _check_masked(self, tokens: int, phase: TrainingPhase) -> None:
+        """Refuse to train on batches without masked tokens, whose loss would be 0."""
+        self.unmasked = 0 if tokens else self.unmasked + 1
+        if self.unmasked == _MAX_BAD_LOSSES:
+            raise SlipstreamError(
+                f"{_MAX_BAD_LOSSES} global batches in a row have no masked token",
+                where=phase.corpus or self.config.corpus,
+                remedy=f"tokens below special = {self.config.special} are never masked: lower it, "
+                "or raise global_batch",
+            )  # fmt: skip
 
     def _set_batch(self, part: dict[str, Any]) -> None:
         inputs = part["input_ids"], part["attention_mask"]
