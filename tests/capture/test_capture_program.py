@@ -18,8 +18,8 @@ from slipstream.graph import PROVENANCES, Graph, StepPhase, replay
 from slipstream.graph.origin import long_steps_note
 from slipstream.provenance import Provenance
 from slipstream.verbs.profiling import profile
-from slipstream.workload import Workload
-from tiny_models import MODELS, captured, in_phase, loss, name_of, parts, workload
+from slipstream.workload import Workload, build_from
+from tiny_models import MODELS, captured, in_phase, loss, name_of, parts, record, workload
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +152,26 @@ class Fickle(nn.Module):
 def test_a_step_unlike_the_others_is_recorded_again() -> None:
     graph = profile(Workload.of(Fickle(12), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
     assert "aten::sigmoid" not in graph.strings
+
+
+class Late(nn.Module):
+    """Runs one operator more in all steps after those that are profiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return x.sigmoid().tanh() if self.steps > 10 else x.tanh()
+
+
+def test_slow_steps_are_recorded_again_once_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    patient, hurried = Late(), Late()
+    record(build_from((patient, torch.randn(2, 4)), (), 0, "late"))
+    monkeypatch.setattr(program, "_SLOW", 0)
+    record(build_from((hurried, torch.randn(2, 4)), (), 0, "late"))
+    assert patient.steps - hurried.steps >= program._RETRIES - 1
 
 
 def test_an_operator_of_the_recorded_step_only_is_not_a_measurement(

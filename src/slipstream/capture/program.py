@@ -65,6 +65,8 @@ _MIN_PROFILED = 3
 # Repeated checks before a step counts as running on several threads.
 _REPEATED_CHECKS = 3
 _RETRIES = 4
+# After this many times the limit for timed steps, a recorded step is retried once only.
+_SLOW = 5
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,8 @@ class _Capture:
         if self._settings.short or self._settings.once:
             return 0
         # An evaluation after every few steps rarely follows another.
-        return 1 if self._once else _RETRIES
+        elapsed_s = time.perf_counter() - self._started
+        return 1 if self._once or elapsed_s > _SLOW * self._settings.time_limit_s else _RETRIES
 
     @property
     def _compiled(self) -> bool:
