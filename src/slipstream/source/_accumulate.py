@@ -18,7 +18,7 @@ from slipstream.source._names import (
 from slipstream.source._optimizer import assigned_to
 from slipstream.source._places import Places, is_main_guard
 from slipstream.source._source import Source
-from slipstream.source._step import StepSource, updates_of
+from slipstream.source._step import CONTAINERS, StepSource, updates_of
 
 _WRAPPERS = frozenset(
     [
@@ -27,7 +27,6 @@ _WRAPPERS = frozenset(
         "torch.distributed.fsdp.FullyShardedDataParallel",
     ]
 )
-_ENDS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 _COUNTERS = ("step", "batch_index", "turn")
 
 
@@ -101,7 +100,7 @@ def _periodic_update(where: Places) -> ast.stmt | None:
         updates = updates_of(where.source, optimizer.identity) if optimizer.identity else []
         for update in updates if len(updates) > 1 else ():
             for above in names.ancestors(update):
-                if isinstance(above, _ENDS):
+                if isinstance(above, CONTAINERS):
                     break
                 if isinstance(above, ast.If) and any(nodes_in(ast.Mod, above.test)):
                     called = (last_name(call.func) for call in nodes_in(ast.Call, above))

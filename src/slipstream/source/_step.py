@@ -21,7 +21,7 @@ from slipstream.source._names import (
 from slipstream.source._optimizer import assigned_to
 from slipstream.source._source import EditLocationError, Source
 
-_CONTAINERS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+CONTAINERS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 _NO_GRADIENTS = ("inference_mode", "no_grad")
 # Expressions that may run after the statement that holds them.
 _DEFERRED = (ast.GeneratorExp, ast.Lambda, ast.Yield, ast.YieldFrom)
@@ -270,7 +270,7 @@ def _container(
     """
     closure = None if scaled else _closure(source, update)
     for container in source.names.ancestors(update) if closure is None else (closure,):
-        if not isinstance(container, _CONTAINERS):
+        if not isinstance(container, CONTAINERS):
             continue
         inside = set(ast.walk(container))
         if here := [call for call in backwards if call in inside]:

@@ -140,7 +140,7 @@ def masked_head(model: nn.Module, run: Callable[[], object], targets: Tensor) ->
 
 
 def _labelled_rows(model: nn.Module) -> LabelledRows | None:
-    """Return the rows at which the model computes its head; None if at all."""
+    """Return the rows at which the model computes its head; None if at every token."""
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
     owners = (getattr(hook, "__self__", None) for hook in hooks)
     return next((owner for owner in owners if isinstance(owner, LabelledRows)), None)
@@ -358,7 +358,7 @@ class _PackedForward:
     Attributes:
         name: argument of the mask.
         first: position of a sequence's first token, if positions are an argument.
-        rows: at which the model computes its head; None if at all.
+        rows: at which the model computes its head; None if at every token.
         sequences: number of sequences that the last forward pass packed; 0 if it packed none.
     """
 
